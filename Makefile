@@ -1,0 +1,39 @@
+# Everything runs in .venv, which the first target makes. Nothing needs to be installed by hand but Python and make.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test test-all check bench docs clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## score a few sequences, with error bars and a picture
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## the default tests: a few minutes on two cores
+	$(BIN)/python -m pytest -n 2 -q
+
+test-all: $(STAMP)  ## the slow ones too
+	$(BIN)/python -m pytest -n 2 -q -m 'slow or not slow' --timeout=1800
+
+check: $(STAMP)  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## the numbers of docs/benchmarks.md
+	$(BIN)/infodis bench variance --runs 2000 --out out/bench
+	$(BIN)/infodis bench auto --out out/bench
+	$(BIN)/infodis bench ratio --runs 400 --out out/bench
+	$(BIN)/infodis bench overhead --out out/bench
+
+docs: $(STAMP)  ## HTML documentation in docs/_build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
+
+clean:
+	rm -rf .venv out docs/_build

@@ -1,0 +1,36 @@
+"""How likely does a discrete diffusion model find a piece of data, and how sure is that number?
+
+    import infodis
+    estimate = infodis.nll(predictor, tokens)      # value, standard error, per-token credits
+    ratio = infodis.log_ratio(predictor, y, x)     # log p(y) - log p(x) with shared masks
+
+Names load on first use, so that ``import infodis`` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infodis.estimate import Estimate as Estimate
+    from infodis.estimate import nll as nll
+    from infodis.estimate import order_nll as order_nll
+    from infodis.ratio import log_ratio as log_ratio
+
+__version__ = "0.1.0"
+
+_HOME = {"nll": "estimate", "order_nll": "estimate", "Estimate": "estimate", "log_ratio": "ratio"}
+_MODULES = ("bench", "control", "design", "errors", "estimate", "oracle", "predictor", "ratio", "rng")
+
+__all__ = ["Estimate", "control", "design", "errors", "log_ratio", "nll", "oracle", "order_nll", "predictor", "rng"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"infodis.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"infodis.{name}")
+    raise AttributeError(f"module 'infodis' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_MODULES})

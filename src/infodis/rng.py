@@ -1,0 +1,37 @@
+"""Random streams: the only place in infodis where a generator is made.
+
+A stream is named, not passed along: ``stream(seed, item, replicate)`` gives the same numbers for the same item and
+replicate whatever was drawn before it. That is why an estimate does not depend on the batch size, on the order of the
+sequences, on the number of workers or on a restart. Streams live on the CPU: the same masks on every device.
+"""
+
+import hashlib
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+Name = int | str | bytes
+
+
+def key(*path: Name) -> int:
+    """Hash a path of names to 63 bits. Equal paths give equal keys on every platform and Python version."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in path:
+        part = name if isinstance(name, bytes) else str(name).encode()
+        digest.update(type(name).__name__.encode() + b":%d:" % len(part) + part)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def stream(seed: int, *path: Name) -> torch.Generator:
+    """The generator for one purpose, e.g. ``stream(seed, item, replicate)``.
+
+    >>> bool(torch.equal(torch.rand(3, generator=stream(0, "a")), torch.rand(3, generator=stream(0, "a"))))
+    True
+    """
+    return torch.Generator().manual_seed(key(seed, *path))
+
+
+def uniforms(*shape: int, generator: torch.Generator) -> Float64[Tensor, "..."]:
+    """Independent numbers, uniform on [0, 1), with 53 random bits each (ties among them never happen in practice)."""
+    return torch.rand(*shape, generator=generator, dtype=torch.float64)

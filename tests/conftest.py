@@ -1,0 +1,8 @@
+"""All of infodis is type- and shape-checked while the tests run; nothing is in production."""
+
+import torch
+from jaxtyping import install_import_hook
+
+hook = install_import_hook("infodis", "typecheck.checked")
+
+torch.set_num_threads(1)  # the tests run in as many processes as there are cores
