@@ -1,0 +1,122 @@
+"""One thing to score: a sequence, the positions to predict (target) and the positions to predict them from (context).
+
+Positions in neither set stay masked throughout: they are summed out, and what their tokens are does not matter.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from infodis.errors import InputError
+from infodis.rng import key
+
+Positions = Iterable[int] | Int[Tensor, "..."] | Bool[Tensor, " length"]
+"""A set of positions: indices in any order, a range, or one boolean per token."""
+
+
+def as_sequence(tokens: Iterable[int] | Tensor) -> Int[Tensor, " length"]:
+    """Read one sequence of token ids into a CPU tensor of int64."""
+    sequence = torch.as_tensor(tokens if isinstance(tokens, Tensor) else list(tokens)).cpu()
+    if sequence.ndim != 1 or sequence.numel() == 0:
+        raise InputError(f"A sequence must be a non-empty list of token ids, got shape {tuple(sequence.shape)}.")
+    if sequence.is_floating_point() or sequence.is_complex() or sequence.dtype == torch.bool:
+        raise InputError(f"Token ids must be whole numbers, got {sequence.dtype}.")
+    return sequence.long()
+
+
+def as_positions(positions: Positions, *, length: int, name: str) -> Int[Tensor, " positions"]:
+    """Read a set of positions into a sorted tensor; `name` is how an error calls it."""
+    read = torch.as_tensor(positions if isinstance(positions, Tensor) else list(positions)).cpu()
+    if read.dtype == torch.bool:
+        if read.shape != (length,):
+            raise InputError(
+                f"{name}: a boolean mask must have one entry per token ({length}), got {tuple(read.shape)}."
+            )
+        return read.nonzero().squeeze(-1)
+    if read.numel() == 0:
+        return torch.empty(0, dtype=torch.int64)
+    if read.ndim != 1 or read.is_floating_point():
+        raise InputError(
+            f"{name} must be a flat list of whole positions, got {read.dtype} of shape {tuple(read.shape)}."
+        )
+    outside = read[(read < 0) | (read >= length)]
+    if outside.numel():
+        raise InputError(f"{name}: positions must lie in 0..{length - 1}, got {int(outside[0])}.")
+    found = read.long().unique(sorted=True)
+    if found.numel() < read.numel():
+        raise InputError(f"{name} names a position twice; list each position once.")
+    return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Item:
+    """A checked sequence with its target and context. Make one with `Item.read`."""
+
+    tokens: Int[Tensor, " length"]
+    target: Int[Tensor, " target"]
+    context: Int[Tensor, " context"]
+
+    @staticmethod
+    def read(
+        tokens: Iterable[int] | Tensor, *, target: Positions | None = None, context: Positions | None = None
+    ) -> "Item":
+        """Check and normalise. No context means none; no target means every position that is not context."""
+        sequence = as_sequence(tokens)
+        length = sequence.numel()
+        given = as_positions(context if context is not None else (), length=length, name="context")
+        if target is None:
+            free = torch.ones(length, dtype=torch.bool)
+            free[given] = False
+            wanted = free.nonzero().squeeze(-1)
+        else:
+            wanted = as_positions(target, length=length, name="target")
+        if wanted.numel() == 0:
+            raise InputError("The target is empty: there is nothing to score. Name at least one target position.")
+        both = wanted[torch.isin(wanted, given)]
+        if both.numel():
+            raise InputError(f"target and context must be disjoint, both hold position {int(both[0])}.")
+        return Item(sequence, wanted, given)
+
+    @property
+    def length(self) -> int:
+        return self.tokens.numel()
+
+    @property
+    def hidden(self) -> Bool[Tensor, " length"]:
+        """True at the positions that are masked in every row: those in neither set."""
+        hidden = torch.ones(self.length, dtype=torch.bool)
+        hidden[self.target] = False
+        hidden[self.context] = False
+        return hidden
+
+    @functools.cached_property
+    def clean(self) -> Int[Tensor, " length"]:
+        """The tokens with a harmless 0 where they do not matter."""
+        return torch.where(self.hidden, 0, self.tokens)
+
+    @functools.cached_property
+    def key(self) -> int:
+        """A hash of the content, the item's name in random streams: equal items meet equal masks, in any company."""
+        parts = (self.clean, self.target, self.context)
+        return key(*(part.numpy().tobytes() for part in parts))
+
+    def check_vocabulary(self, *, vocab_size: int, mask_token: int) -> None:
+        """Raise `InputError` if a token that matters is the mask token or no token of the vocabulary."""
+        used = ~self.hidden
+        masks = used & (self.tokens == mask_token)
+        if masks.any():
+            raise InputError(
+                f"The data hold the mask token {mask_token} at position {int(masks.nonzero()[0])}. A likelihood of the "
+                "mask token is not defined: leave such positions out of target and context to sum them out."
+            )
+        outside = used & ((self.tokens < 0) | (self.tokens >= vocab_size))
+        if outside.any():
+            at = int(outside.nonzero()[0])
+            raise InputError(
+                f"Tokens must lie in 0..{vocab_size - 1}, got {int(self.tokens[at])} at position {at}. "
+                "Was the text encoded with this model's tokenizer?"
+            )
