@@ -1,0 +1,187 @@
+import dataclasses
+import re
+
+import pytest
+import torch
+from laws import ALL_DESIGNS, RANDOM_DESIGNS, certificate, violation
+
+from infodis.bench.peers import LladaSampler, PaperSampler
+from infodis.design import (
+    Auto,
+    Enumerate,
+    Layout,
+    MaskDesign,
+    Orders,
+    Pairs,
+    StratifiedCount,
+    Tiled,
+    TimeFree,
+    TimeIntegral,
+    numbers,
+)
+from infodis.errors import InputError
+from infodis.rng import stream
+
+
+def rows_for(design: MaskDesign, length: int) -> int:
+    """Few rows, so that all combinations of levels can be listed."""
+    if isinstance(design, Orders):
+        return design.layout(length, 1000).rows
+    return 2 if length > 4 else 3
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("design", RANDOM_DESIGNS, ids=repr)
+def test_certificate_against_enumeration(design, length):
+    rows = 2 if isinstance(design, Pairs) else rows_for(design, length)
+    assert violation(design, length, rows) < 1e-9
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 7])
+def test_time_integral_certificate_against_quadrature(length):
+    """Masks are key < level: given level u a mask of size k has probability u^k (1-u)^(m-k); Gauss is exact on that."""
+    nodes, weights = (torch.from_numpy(a) for a in __import__("numpy").polynomial.legendre.leggauss(16))
+    levels, weights = (nodes + 1) / 2, weights / 2
+    for size, wanted in certificate(length).items():
+        keys = torch.where(torch.arange(length) < size, levels[:, None] / 2, (1 + levels[:, None]) / 2)
+        masked, weight = TimeIntegral().masks(levels[:, None], keys[:, None])
+        assert (masked.sum(-1) == size).all()
+        probability = levels**size * (1 - levels) ** (length - size)
+        assert float((weights * probability * weight[:, 0, 0]).sum()) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 8])
+def test_enumerate_weights_against_certificate(length):
+    plan = Enumerate().draw(length, 2**length - 1, generator=stream(0, "e"))
+    assert plan.evaluations == 2**length - 1
+    wanted = torch.tensor([certificate(length)[int(k)] for k in plan.masked.sum(-1)])
+    assert torch.allclose(plan.weight, plan.masked * wanted[:, None].double())
+
+
+@dataclasses.dataclass(frozen=True)
+class DroppedWeight(MaskDesign):
+    """Negative control: the weight m/k is forgotten for one size."""
+
+    def layout(self, length, rows):
+        return Layout(rows, 1)
+
+    def masks(self, levels, keys):
+        masked, weight = StratifiedCount().masks(levels, keys)
+        return masked, torch.where(masked.sum(-1, keepdim=True) == 1, masked / levels.shape[-1], weight)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "length", "rows"),
+    [(PaperSampler(), 4, 2), (DroppedWeight(), 4, 2), (LladaSampler(batch=4), 6, 4), (LladaSampler(batch=8), 4, 8)],
+    ids=["no full mask", "dropped weight", "rounded strata 6/4", "rounded strata 4/8"],
+)
+def test_negative_controls_fail_the_certificate(wrong, length, rows):
+    assert violation(wrong, length, rows) > 0.05
+
+
+def test_llada_sampler_is_right_where_the_batch_divides_the_length():
+    assert violation(LladaSampler(batch=2), 4, 2) < 1e-9
+
+
+@pytest.mark.parametrize("design", RANDOM_DESIGNS, ids=repr)
+@pytest.mark.parametrize(("length", "rows"), [(1, 4), (5, 7), (16, 32), (50, 20)])
+def test_relabelling_positions_relabels_masks(design, length, rows):
+    layout = Layout(3, 2 if isinstance(design, Pairs) else rows)
+    if isinstance(design, Orders):
+        layout = Layout(3, design.layout(length, 1000).rows)
+    levels, keys = numbers(length, layout, [stream(7, r) for r in range(3)])
+    relabel = torch.randperm(length, generator=stream(8, "relabel"))
+    plain, weight = design.masks(levels, keys)
+    moved, moved_weight = design.masks(levels, keys[..., relabel])
+    assert torch.equal(moved, plain[..., relabel])
+    assert torch.equal(moved_weight, weight[..., relabel])
+
+
+@pytest.mark.parametrize("design", [TimeFree(), StratifiedCount(), Pairs(), Tiled(), Orders()], ids=repr)
+def test_weights_stand_on_masked_positions_only(design):
+    plan = design.draw(9, 64, generator=stream(1, "w"))
+    assert (plan.weight[~plan.masked] == 0).all()
+    assert (plan.weight >= 0).all()
+
+
+@pytest.mark.parametrize(("length", "rows"), [(1, 8), (3, 8), (16, 128), (16, 37), (64, 32), (300, 64)])
+def test_tiled_has_total_weight_m_and_even_positions(length, rows):
+    levels, keys = numbers(length, Layout(1, rows), [stream(2, r) for r in range(5)])
+    masked, weight = Tiled().masks(levels, keys)
+    assert torch.allclose(weight.sum((-1, -2)), torch.full((5,), float(length), dtype=torch.float64))
+    hits = masked.sum(1)
+    assert int((hits.max(-1).values - hits.min(-1).values).max()) <= 1  # every deck is dealt to the end but the last
+    sizes = masked.sum(-1)
+    assert int(sizes.min()) >= 1
+    assert int(sizes.max()) <= length
+
+
+def test_tiled_spreads_pairs_better_than_independent_masks():
+    levels, keys = numbers(16, Layout(1, 32), [stream(3, r) for r in range(200)])
+
+    def unevenness(design):
+        masked = design.masks(levels, keys)[0].double()
+        together = masked.transpose(1, 2) @ masked
+        off = ~torch.eye(16, dtype=torch.bool)
+        return float(together[:, off].var(-1).mean())
+
+    assert unevenness(Tiled(power=0)) < 0.8 * unevenness(StratifiedCount())
+
+
+def test_orders_rows_are_nested_and_shared():
+    plan = Orders().draw(6, 31, generator=stream(4, "o"))
+    assert plan.replicates == 6  # (31 - 1) // 5
+    assert plan.evaluations <= 31
+    first = plan.masked[plan.replicate == 0]
+    assert first.sum(-1).tolist() == [6, 5, 4, 3, 2, 1]
+    assert (first[1:] <= first[:-1]).all()
+
+
+def test_antithetic_orders_are_reverses():
+    _, weight = Orders(antithetic=True).masks(*numbers(5, Layout(1, 10), [stream(5, "a")]))
+    turn = weight[0, :5].argmax(0)
+    back = weight[0, 5:].argmax(0)
+    assert torch.equal(turn, 4 - back)
+    assert weight.sum() == 5
+
+
+@pytest.mark.parametrize("design", ALL_DESIGNS, ids=repr)
+def test_budget_too_small_names_the_smallest_legal_one(design):
+    with pytest.raises(InputError) as error:
+        design.layout(12, 1)
+    smallest = int(re.search(r"(?:needs|takes) (\d+) forward rows", str(error.value))[1])
+    assert design.layout(12, smallest).rows >= 1
+    with pytest.raises(InputError):
+        design.layout(12, smallest - 1)
+
+
+def test_evaluations_stay_within_the_budget():
+    for design in ALL_DESIGNS:
+        for rows in (64, 100, 255, 300):
+            plan = design.draw(8, max(rows, 255) if isinstance(design, Enumerate) else rows, generator=stream(6, rows))
+            assert plan.evaluations <= max(rows, 255)
+
+
+def test_designs_are_values():
+    assert Tiled() == Tiled(power=0.15)
+    assert hash(Auto()) == hash(Auto())
+    assert repr(Orders(antithetic=True)) == "Orders(antithetic=True)"
+    with pytest.raises(InputError, match="power"):
+        Tiled(power=-1)
+
+
+def test_enumerate_refuses_long_targets():
+    with pytest.raises(InputError, match="past 20"):
+        Enumerate().layout(21, 10**9)
+    with pytest.raises(InputError, match="1023"):
+        Enumerate().layout(10, 128)
+
+
+def test_pilot_masks_are_fixed_and_hold_commutators():
+    one, two = Auto().pilot(16, 128), Auto().pilot(16, 128)
+    assert torch.equal(one, two)
+    stars = one.unflatten(0, (-1, 4))
+    assert stars[0, 0].all()
+    assert ((stars[:, :1] & ~stars[:, 1:]).sum(-1) == 1).all()
+    assert Auto().pilot(16, 16).shape[0] == 0  # two orders would not fit
+    assert Auto().pilot(6, 128).shape[0] == 0  # everything can be enumerated
