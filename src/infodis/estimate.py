@@ -1,0 +1,470 @@
+"""Likelihoods with error bars: `nll` (mask average) and `order_nll` (one reveal order).
+
+`nll` draws masks by a design, asks the predictor for surprisals, subtracts a control, and returns an `Estimate` whose
+standard error comes from independent replicates of all of that.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from infodis.control import Control, Neighbours, fold_bounds, neighbour_map, predict
+from infodis.design import Auto, Layout, MaskDesign, numbers
+from infodis.errors import InputError
+from infodis.item import Item, Positions
+from infodis.observe import Asker, Observations
+from infodis.predictor import Predictor
+from infodis.rng import stream
+
+DEFAULT_EVALUATIONS = 128
+DEFAULT_CAP = 4096
+"""Forward rows per sequence at which a request for a standard error gives up, unless `evaluations` says otherwise."""
+
+CHUNK = 2**19
+"""Mask entries (items x rows x positions) worked on at a time: bounds memory, changes no number."""
+
+CONTROL_CHUNK = 2**16
+"""The same for fitting a control, which holds some ten numbers per entry: small enough for the processor's cache."""
+
+Stopped = Literal["budget spent", "standard error reached", "cap reached", "exact"]
+Tokens = Iterable[int] | Iterable[Iterable[int]] | Iterable[Tensor] | Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replicated(abc.ABC):
+    """A number in nats and how sure it is. Everything derives from `replicates`: independent, unbiased values."""
+
+    quantity: str
+    replicates: Float64[Tensor, " replicates"]
+    evaluations: int
+    """Forward rows spent."""
+    seed: int
+    stopped: Stopped
+
+    @property
+    def value(self) -> float:
+        """The estimate in nats."""
+        return float(self.replicates.mean())
+
+    @property
+    def impossible(self) -> bool:
+        """True if a conditional probability of zero was met. One is enough: the value is infinite, for certain."""
+        return math.isinf(self.value)
+
+    @property
+    def standard_error(self) -> float:
+        """Of `value`, from the spread of the replicates; 0 where nothing is random or the value is infinite."""
+        count = self.replicates.numel()
+        if count == 1 or self.impossible:
+            return 0.0
+        return float(self.replicates.std()) / math.sqrt(count)
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """A confidence interval at `level`, by Student's t with (replicates - 1) degrees of freedom."""
+        from scipy.stats import t  # imported here: it takes longer than an estimate
+
+        if not 0 < level < 1:
+            raise InputError(f"A confidence level must lie between 0 and 1, got {level}.")
+        if self.standard_error == 0:
+            return self.value, self.value
+        half = float(t.ppf((1 + level) / 2, self.replicates.numel() - 1)) * self.standard_error
+        return self.value - half, self.value + half
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Estimate(Replicated):
+    """A likelihood of a target given a context.
+
+    `per_token` holds the credit of every target position, in the order of `target`; credits add up to `value` and are
+    the Shapley values of the game v(S) = -log p(x_S).
+    """
+
+    per_token: Float64[Tensor, " target"]
+    target: Int[Tensor, " target"]
+    design: MaskDesign | str
+    control: Control | None
+
+    @property
+    def bits_per_token(self) -> float:
+        return self.value / math.log(2) / self.target.numel()
+
+    def merge(self, other: "Estimate") -> "Estimate":
+        """Pool two independent runs of the same thing: as if one run had drawn all replicates.
+
+        Runs must differ in their seed, or they hold the same masks.
+        """
+        mine = (self.quantity, self.design, self.control, self.target.tolist())
+        its = (other.quantity, other.design, other.control, other.target.tolist())
+        if mine != its:
+            raise InputError(f"Only estimates of the same thing can be merged, got {mine} and {its}.")
+        if self.stopped == "exact":
+            return self
+        if self.seed == other.seed:
+            raise InputError(
+                f"Both estimates were drawn with seed {self.seed}: they hold the same masks. Change one seed."
+            )
+        counts = self.replicates.numel(), other.replicates.numel()
+        per_token = (counts[0] * self.per_token + counts[1] * other.per_token) / sum(counts)
+        return dataclasses.replace(
+            self,
+            replicates=torch.cat([self.replicates, other.replicates]),
+            per_token=per_token,
+            evaluations=self.evaluations + other.evaluations,
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Estimate({self.quantity} = {self.value:.4f} nats, standard_error={self.standard_error:.2g}, "
+            f"replicates={self.replicates.numel()}, evaluations={self.evaluations}, "
+            f"bits_per_token={self.bits_per_token:.3f}, design={self.design}"
+            + (", impossible" if self.impossible else "")
+            + ")"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """How to estimate: how much to spend, where to look, what to subtract."""
+
+    design: MaskDesign = Auto()
+    control: Control | None = Neighbours()
+    evaluations: int | None = None
+    standard_error: float | None = None
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.evaluations is not None and self.evaluations < 1:
+            raise InputError(f"evaluations must be at least 1, got {self.evaluations}.")
+        if self.standard_error is not None and not 0 < self.standard_error < math.inf:
+            raise InputError(f"standard_error must be positive, got {self.standard_error}.")
+        if self.batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {self.batch_size}.")
+
+    @property
+    def rows(self) -> int:
+        """The budget of a fixed-size run, or the cap of a run towards a standard error."""
+        default = DEFAULT_EVALUATIONS if self.standard_error is None else DEFAULT_CAP
+        return default if self.evaluations is None else self.evaluations
+
+    def first_rows(self, length: int) -> int:
+        """What to spend before looking at the standard error for the first time."""
+        return self.rows if self.standard_error is None else min(self.rows, max(64, 4 * length))
+
+
+def nll(
+    predictor: Predictor,
+    tokens: Tokens,
+    *,
+    target: Positions | Sequence[Positions] | None = None,
+    context: Positions | Sequence[Positions] | None = None,
+    evaluations: int | None = None,
+    standard_error: float | None = None,
+    design: MaskDesign = Auto(),
+    control: Control | None = Neighbours(),
+    seed: int = 0,
+    batch_size: int = 256,
+) -> "Estimate | list[Estimate]":
+    """The mask-average negative log-likelihood of target tokens given context tokens [eq:nll], in nats.
+
+    It equals -log p(target | context) exactly if the predictor's conditionals come from one joint distribution; for a
+    learned network it is the paper's DCE value, the mean over reveal orders of the chain-rule sum.
+
+    Args:
+        predictor: any `Predictor`.
+        tokens: one sequence of token ids, or many of any lengths; many give a list of estimates.
+        target: positions to score; by default all that are not context.
+        context: positions to condition on; by default none. Positions in neither set are summed out.
+            For many sequences give one set for all or a list of sets.
+        evaluations: forward rows to spend on each sequence, 128 by default.
+        standard_error: instead, add replicates until the standard error is at most this, or `evaluations` (4096 by
+            default) are spent; `Estimate.stopped` says which.
+        design: where to look. All designs are unbiased; they differ in variance.
+        control: what to subtract; `None` for nothing.
+        seed: the same seed gives the same masks for the same sequence in any company.
+        batch_size: rows per call of the predictor. It changes no result.
+
+    >>> from infodis import oracle
+    >>> chain = oracle.MarkovChain.random(order=2, vocab_size=4, seed=1)
+    >>> estimate = nll(chain, [0, 1, 2, 3, 0, 1, 2, 3], context=range(4))
+    >>> abs(estimate.value + chain.log_prob([0, 1, 2, 3, 0, 1, 2, 3], context=range(4))) < 1e-9
+    True
+    """
+    request = Request(design, control, evaluations, standard_error, batch_size)
+    items, single = read_items(tokens, target=target, context=context)
+    found = estimate_items(predictor, items, request, seed=seed)
+    return found[0] if single else found
+
+
+def read_items(
+    tokens: Tokens, *, target: Positions | Sequence[Positions] | None, context: Positions | Sequence[Positions] | None
+) -> tuple[list[Item], bool]:
+    """Items from one sequence or many, and whether it was one."""
+    whole = tokens if isinstance(tokens, Tensor) else list(tokens)
+    single = whole.ndim == 1 if isinstance(whole, Tensor) else bool(whole) and _is_number(whole[0])
+    if len(whole) == 0:
+        raise InputError("There is nothing to score: no tokens were given.")
+    sequences = [whole] if single else list(whole)
+    targets, contexts = (_spread(sets, len(sequences), n) for sets, n in ((target, "target"), (context, "context")))
+    items = []
+    for number, (sequence, wanted, given) in enumerate(zip(sequences, targets, contexts, strict=True)):
+        try:
+            items.append(Item.read(sequence, target=wanted, context=given))
+        except InputError as error:
+            raise error if single else InputError(f"Sequence {number}: {error}") from None
+    return items, single
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, Iterable) or (isinstance(value, Tensor) and value.ndim == 0)
+
+
+def _spread(sets: object, count: int, name: str) -> list:
+    """One set of positions for all sequences, or one for each."""
+    if sets is None or (isinstance(sets, Tensor) and sets.ndim < 2):
+        return [sets] * count
+    whole = list(sets)  # type: ignore[call-overload]  # positions are iterable by their type
+    if not whole or _is_number(whole[0]):
+        return [whole] * count
+    if len(whole) != count:
+        raise InputError(
+            f"{name}: give one set of positions, or one for each of the {count} sequences; got {len(whole)}."
+        )
+    return whole
+
+
+def estimate_items(
+    predictor: Predictor, items: Sequence[Item], request: Request, *, seed: int, names: Sequence[int] | None = None
+) -> list[Estimate]:
+    """Estimate many items; `names` are their names in the random streams (by default their content)."""
+    for number, item in enumerate(items):
+        try:
+            item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
+        except InputError as error:
+            raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None
+    names = [item.key for item in items] if names is None else names
+    found: dict[int, Estimate] = {}
+    for group in _chunks(items, request):
+        run = Run.begin(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])
+        found |= dict(zip(group, run.finish(), strict=True))
+    return [found[n] for n in range(len(items))]
+
+
+def _chunks(items: Sequence[Item], request: Request) -> Iterator[list[int]]:
+    """Numbers of items that have the same length and target size, few enough at a time to fit in memory."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for number, item in enumerate(items):
+        groups.setdefault((item.length, item.target.numel()), []).append(number)
+    for (_, target), members in groups.items():
+        step = max(1, CHUNK // (request.first_rows(target) * target))
+        for start in range(0, len(members), step):
+            yield members[start : start + step]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """Items of one length and target size, after their pilot: what was seen, and the design each settled on."""
+
+    items: list[Item]
+    names: list[int]
+    asker: Asker
+    seen: Observations
+    settled: list[tuple[MaskDesign, int]]
+    request: Request
+    seed: int
+
+    @staticmethod
+    def begin(predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]) -> "Run":
+        length, design = items[0].target.numel(), request.design
+        rows = request.first_rows(length)
+        asker = Asker.of(predictor, items, batch_size=request.batch_size)
+        pilot = design.pilot(length, rows)
+        seen = Observations.none(len(items), length).extend(asker, pilot.expand(len(items), -1, -1))
+        settled = [design.settle(length, rows, surprisal) for surprisal in seen.surprisal]
+        return Run(items, names, asker, seen, settled, request, seed)
+
+    def finish(self) -> list[Estimate]:
+        """Draw, observe and combine, design by design."""
+        found: dict[int, Estimate] = {}
+        for design, rows in dict.fromkeys(self.settled):
+            members = torch.tensor([n for n, choice in enumerate(self.settled) if choice == (design, rows)])
+            layout = design.layout(self.items[0].target.numel(), rows)
+            found |= self._until_done(design, layout, members)
+        return [found[n] for n in range(len(self.items))]
+
+    def _until_done(self, design: MaskDesign, layout: Layout, members: Int[Tensor, " some"]) -> dict[int, Estimate]:
+        """Add replicates to all members alike until each has what was asked for."""
+        found: dict[int, Estimate] = {}
+        sample = Sample.none(self, design, layout, members)
+        count = layout.replicates
+        while members.numel():
+            sample = sample.extend(range(sample.count, count))
+            values, credits = sample.combine()
+            grown = max(count + 1, count * 5 // 4)
+            done = [self._stopped(v, layout, grown) for v in values]
+            for place, stopped in enumerate(done):
+                if stopped is not None:
+                    number = int(members[place])
+                    found[number] = self._estimate(
+                        number, design, values[place], credits[place], sample.cost(place), stopped
+                    )
+            going = torch.tensor([n for n, stopped in enumerate(done) if stopped is None], dtype=torch.int64)
+            members, sample, count = members[going], sample.subset(going), grown
+        return found
+
+    def _stopped(self, replicates: Float64[Tensor, " replicates"], layout: Layout, grown: int) -> Stopped | None:
+        if layout.replicates == 1:
+            return "exact"
+        asked = self.request.standard_error
+        if asked is None:
+            return "budget spent"
+        if not replicates.isfinite().all() or float(replicates.std()) / math.sqrt(replicates.numel()) <= asked:
+            return "standard error reached"
+        return "cap reached" if grown * layout.rows > self.request.rows else None
+
+    def _estimate(
+        self, number: int, design: MaskDesign, values: Tensor, credits: Tensor, cost: int, stopped: Stopped
+    ) -> Estimate:
+        control = None if design.telescoping else self.request.control
+        target = self.items[number].target
+        return Estimate("nll", values, cost, self.seed, stopped, credits, target, design, control)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """Replicates of one design for some items of a run: masks, weights and surprisals."""
+
+    run: Run
+    design: MaskDesign
+    layout: Layout
+    members: Int[Tensor, " items"]
+    weight: Float64[Tensor, "items rows target"]
+    seen: Observations
+    skip: int
+    """Rows of `seen` that belong to the pilot."""
+
+    @staticmethod
+    def none(run: Run, design: MaskDesign, layout: Layout, members: Int[Tensor, " items"]) -> "Sample":
+        seen = run.seen.subset(members)
+        weight = torch.zeros(len(members), 0, seen.masked.shape[-1], dtype=torch.float64)
+        return Sample(run, design, layout, members, weight, seen, skip=seen.masked.shape[1])
+
+    @property
+    def count(self) -> int:
+        return self.weight.shape[1] // self.layout.rows
+
+    def subset(self, items: Int[Tensor, " some"]) -> "Sample":
+        return dataclasses.replace(
+            self, members=self.members[items], weight=self.weight[items], seen=self.seen.subset(items)
+        )
+
+    def cost(self, place: int) -> int:
+        return int(self.seen.cost[place])
+
+    def extend(self, replicates: range) -> "Sample":
+        """Draw further replicates, each from the stream of its item and number."""
+        length = self.weight.shape[-1]
+        names = [self.run.names[n] for n in self.members.tolist()]
+        generators = [stream(self.run.seed, name, replicate) for name in names for replicate in replicates]
+        masked, weight = self.design.masks(*numbers(length, self.layout, generators))
+        shape = (len(names), len(replicates) * self.layout.rows, length)
+        seen = self.seen.extend(self.run.asker.subset(self.members), masked.reshape(shape))
+        return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
+
+    def combine(self) -> tuple[Float64[Tensor, "items replicates"], Float64[Tensor, "items target"]]:
+        """The value of every replicate and the credit of every position."""
+        masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
+        impossible = surprisal.isinf().flatten(1).any(1)
+        finite = torch.where(impossible[:, None, None], 0.0, surprisal)
+        terms = self.weight * finite
+        control = self.run.request.control
+        if control is not None and not self.design.telescoping and self.count > 1:
+            terms = self._controlled(control, masked, finite)
+        per_replicate = terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
+        values, credits = per_replicate.sum(-1), per_replicate.mean(1)
+        values[impossible] = math.inf
+        credits[impossible] = torch.where(surprisal[impossible].isinf().any(1), math.inf, credits[impossible])
+        return values, credits
+
+    def _controlled(self, control: Control, masked: Tensor, surprisal: Tensor) -> Float64[Tensor, "items rows target"]:
+        """Weighted residuals, plus each row's share of the known mean [eq:control]."""
+        items = [self.run.items[n] for n in self.members.tolist()]
+        maps = torch.stack([neighbour_map(item.target, control.offsets) for item in items])
+        folds = fold_bounds(self.count, self.layout.rows)
+        step = max(1, CONTROL_CHUNK // masked[0].numel())
+        parts = []
+        for block in zip(*(values.split(step) for values in (masked, self.weight, surprisal, maps)), strict=True):
+            columns = (values.transpose(1, 2).contiguous() for values in block[:3])
+            prediction, mean = (part.transpose(1, 2) for part in predict(control, *columns, folds=folds, maps=block[3]))
+            parts.append(block[1] * (block[2] - prediction) + mean / self.layout.rows)
+        return torch.cat(parts)
+
+
+def order_nll(
+    predictor: Predictor,
+    tokens: Iterable[int] | Tensor,
+    *,
+    order: str | Sequence[int] | Tensor = "left-to-right",
+    target: Positions | None = None,
+    context: Positions | None = None,
+    batch_size: int = 256,
+) -> Estimate:
+    """The chain rule along one reveal order [eq:order-nll]: exactly -log p for a model that generates in that order.
+
+    `order` is left-to-right, right-to-left, most-confident-first, or the target positions as they are revealed. It
+    takes one forward row per target position, all at once; only most-confident-first takes them one after another,
+    since each reveal (the masked position whose likeliest token is most probable) decides the next.
+
+    >>> from infodis import oracle
+    >>> coin = oracle.Independent(torch.tensor([0.25, 0.75]))
+    >>> round(order_nll(coin, [1, 1, 0], order=[2, 0, 1]).value, 6)
+    1.961659
+    """
+    item = Item.read(tokens, target=target, context=context)
+    item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
+    asker = Asker.of(predictor, [item], batch_size=Request(batch_size=batch_size).batch_size)
+    if isinstance(order, str) and order == "most-confident-first":
+        turns = _confident_turns(predictor, item)
+    else:
+        turns = _turns(item, order)
+    steps = torch.arange(item.target.numel()).unsqueeze(-1)
+    surprisal = asker.ask(torch.zeros(len(steps), dtype=torch.int64), turns >= steps)
+    credits = surprisal.gather(0, turns.unsqueeze(0)).squeeze(0)
+    name = order if isinstance(order, str) else "given order"
+    return Estimate("order_nll", credits.sum().reshape(1), len(steps), 0, "exact", credits, item.target, name, None)
+
+
+def _turns(item: Item, order: str | Sequence[int] | Tensor) -> Int[Tensor, " target"]:
+    """For every target position the step at which it is revealed."""
+    count = item.target.numel()
+    if isinstance(order, str):
+        if order not in ("left-to-right", "right-to-left"):
+            raise InputError(
+                "order must be left-to-right, right-to-left, most-confident-first or a list of positions, "
+                f"got {order!r}."
+            )
+        steps = torch.arange(count)
+        return steps if order == "left-to-right" else count - 1 - steps
+    given = torch.as_tensor(order).long().cpu()
+    if given.shape != (count,) or not torch.equal(given.sort().values, item.target):
+        raise InputError(f"order must list each of the {count} target positions once, got {given.tolist()}.")
+    return torch.searchsorted(item.target, given).argsort()
+
+
+def _confident_turns(predictor: Predictor, item: Item) -> Int[Tensor, " target"]:
+    hidden = item.hidden.clone()
+    hidden[item.target] = True
+    turns = torch.zeros(item.length, dtype=torch.int64)
+    for step in range(item.target.numel()):
+        row = torch.where(hidden, predictor.mask_token, item.clean).unsqueeze(0)
+        confidence = predictor.log_conditionals(row)[0].max(-1).values.cpu()
+        open_positions = item.target[hidden[item.target]]
+        chosen = open_positions[confidence[open_positions].argmax()]
+        turns[chosen] = step
+        hidden[chosen] = False
+    return turns[item.target]

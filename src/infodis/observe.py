@@ -1,0 +1,99 @@
+"""Ask a predictor about masked rows of many items: each distinct mask of an item once, in batches."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from infodis.item import Item
+from infodis.predictor import Predictor, check_surprisal
+
+Masked = Bool[Tensor, "items rows target"]
+Surprisal = Float64[Tensor, "items rows target"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Asker:
+    """Items of one length and one target size, and the predictor that answers about them."""
+
+    predictor: Predictor
+    tokens: Int[Tensor, "items length"]
+    target: Int[Tensor, "items target"]
+    hidden: Bool[Tensor, "items length"]
+    batch_size: int
+
+    @staticmethod
+    def of(predictor: Predictor, items: list[Item], *, batch_size: int) -> "Asker":
+        tokens, target, hidden = (
+            torch.stack([getattr(item, name) for item in items]) for name in ("clean", "target", "hidden")
+        )
+        return Asker(predictor, tokens, target, hidden, batch_size)
+
+    def subset(self, items: Int[Tensor, " some"]) -> "Asker":
+        return dataclasses.replace(
+            self, tokens=self.tokens[items], target=self.target[items], hidden=self.hidden[items]
+        )
+
+    def ask(self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"]) -> Float64[Tensor, "rows target"]:
+        """Surprisals at the target positions of single rows, zero where a position is not masked."""
+        if len(item) == 0:
+            return masked.double()
+        batches = zip(item.split(self.batch_size), masked.split(self.batch_size), strict=True)
+        return torch.cat([self._ask(*batch) for batch in batches])
+
+    def _ask(self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"]) -> Float64[Tensor, "rows target"]:
+        target = self.target[item]
+        everywhere = self.hidden[item].scatter(1, target, masked)
+        answer = self.predictor.surprisal(self.tokens[item], everywhere)
+        check_surprisal(answer, everywhere)
+        return torch.where(masked, answer.to("cpu", torch.float64).gather(1, target), 0.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Observations:
+    """What is known about some items: masked rows with their surprisals, and how many forward rows each item cost."""
+
+    masked: Masked
+    surprisal: Surprisal
+    cost: Int[Tensor, " items"]
+
+    @staticmethod
+    def none(items: int, target: int) -> "Observations":
+        empty = torch.zeros(items, 0, target)
+        return Observations(empty.bool(), empty.double(), torch.zeros(items, dtype=torch.int64))
+
+    def subset(self, items: Int[Tensor, " some"]) -> "Observations":
+        return Observations(self.masked[items], self.surprisal[items], self.cost[items])
+
+    def extend(self, asker: Asker, masked: Masked) -> "Observations":
+        """Add rows. A mask that an item has met before, here or in an earlier row, is not asked again."""
+        items, old, target = self.masked.shape
+        rows = torch.cat([self.masked, masked], dim=1)
+        first, same_as = _distinct(rows)
+        fresh = first[(first % rows.shape[1] >= old) & rows.flatten(0, 1)[first].any(-1)]
+        known = torch.cat([self.surprisal, torch.zeros(masked.shape, dtype=torch.float64)], dim=1).flatten(0, 1)
+        item = fresh // rows.shape[1]
+        known[fresh] = asker.ask(item, rows.flatten(0, 1)[fresh])
+        cost = self.cost + torch.bincount(item, minlength=items)
+        return Observations(rows, known[first[same_as]].view(items, -1, target), cost)
+
+
+def _distinct(rows: Masked) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " all"]]:
+    """Where each distinct row of an item first stands among all rows, and for every row the number of its double."""
+    items, count, target = rows.shape
+    bits = np.packbits(rows.numpy().reshape(items * count, target), axis=1)
+    words = -(-bits.shape[1] // 8)
+    codes = np.zeros((items * count, 8 * words), dtype=np.uint8)
+    codes[:, : bits.shape[1]] = bits
+    columns = [np.repeat(np.arange(items), count), *codes.view(np.uint64).T]
+    order = np.lexsort(columns[::-1])  # stable: the first occurrence comes first
+    changed = np.zeros(items * count, dtype=bool)
+    changed[:1] = True
+    for column in columns:
+        ordered = column[order]
+        changed[1:] |= ordered[1:] != ordered[:-1]
+    same_as = np.empty(items * count, dtype=np.int64)
+    same_as[order] = np.cumsum(changed) - 1
+    return torch.from_numpy(order[changed]), torch.from_numpy(same_as)

@@ -1,0 +1,320 @@
+import math
+
+import pytest
+import torch
+from laws import ALL_DESIGNS
+
+import infodis
+from infodis.bench.experiments import measure, run_many
+from infodis.bench.peers import PaperSampler
+from infodis.bench.problems import Perturbed, Problem, Tabulated
+from infodis.control import Neighbours, Positions
+from infodis.design import Auto, Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, TimeIntegral, UniformCount
+from infodis.errors import InputError, PredictorError
+from infodis.estimate import Request, estimate_items
+from infodis.item import Item
+from infodis.oracle import MarkovChain, Table
+from infodis.predictor import Counting, from_function
+from infodis.rng import stream
+
+CHAIN = MarkovChain.random(order=4, vocab_size=4, temperature=0.5, seed=0)
+SHARP = MarkovChain.random(order=4, vocab_size=4, temperature=0.15, seed=0)
+DNA = Table.dna(0)
+X = CHAIN.sample(3, length=32, generator=stream(0, "x"))
+
+SETS = {
+    "everything": ({}, range(16)),
+    "the rest given a prefix": ({"context": range(4)}, range(20)),
+    "scattered": ({"target": [1, 3, 8, 9, 12], "context": [0, 2, 15]}, range(16)),
+    "nothing given, the rest summed out": ({"target": [2, 5, 6, 7]}, range(16)),
+    "a suffix given": ({"target": range(10), "context": range(10, 16)}, range(16)),
+}
+
+
+@pytest.mark.parametrize(("sets", "window"), SETS.values(), ids=SETS.keys())
+@pytest.mark.parametrize("design", [Orders(), Orders(antithetic=True)], ids=repr)
+def test_orders_on_a_chain_against_exact(design, sets, window):
+    x = X[0][list(window)]
+    estimate = infodis.nll(CHAIN, x, design=design, **sets)
+    assert estimate.value == pytest.approx(-CHAIN.log_prob(x, **sets), rel=1e-8)
+    assert float(estimate.per_token.sum()) == pytest.approx(estimate.value, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [{}, {"context": [0, 3]}, {"target": [1, 2, 6], "context": [7]}, {"target": [5]}],
+    ids=["everything", "some given", "some summed out", "one token"],
+)
+def test_enumerate_and_orders_on_a_table_against_exact(sets):
+    for x in DNA.sequences[:5]:
+        exact = -DNA.log_prob(x, **sets)
+        for design in (Enumerate(), Orders(), Auto()):
+            estimate = infodis.nll(DNA, x, design=design, evaluations=255, **sets)
+            assert estimate.value == pytest.approx(exact, rel=1e-8, abs=1e-10)
+
+
+def test_enumerate_on_a_chain_with_sixteen_positions_against_exact():
+    short = MarkovChain.random(order=1, vocab_size=3, seed=5)
+    x = short.sample(1, length=18, generator=stream(1, "x"))[0]
+    estimate = infodis.nll(short, x, context=[0, 1], design=Enumerate(), evaluations=2**16)
+    assert estimate.value == pytest.approx(-short.log_prob(x, context=[0, 1]), rel=1e-8)
+    assert estimate.stopped == "exact"
+    assert (estimate.standard_error, estimate.evaluations) == (0.0, 2**16 - 1)
+
+
+@pytest.fixture(scope="module")
+def problems() -> dict[str, Problem]:
+    """Targets of ten: 1,023 masks each, exact and with inconsistent conditionals."""
+    items = [Item.read(x[:18], context=range(8)) for x in X[:2]]
+    sharp = SHARP.sample(2, length=18, generator=stream(0, "sharp"))
+    noisy = Perturbed(CHAIN, scale=1.0)
+    return {
+        "exact": Problem("exact", [Tabulated.of(CHAIN, item) for item in items]),
+        "sharp": Problem("sharp", [Tabulated.of(SHARP, Item.read(x, context=range(8))) for x in sharp]),
+        "noisy": Problem("noisy", [Tabulated.of(noisy, item) for item in items]),
+    }
+
+
+DESIGNS = [TimeFree(), UniformCount(), StratifiedCount(), Pairs(), Tiled(), Orders(), Orders(antithetic=True), Auto()]
+
+
+@pytest.mark.parametrize("control", [None, Positions(), Neighbours()], ids=["none", "Positions", "Neighbours"])
+@pytest.mark.parametrize("design", DESIGNS, ids=repr)
+@pytest.mark.parametrize("problem", ["exact", "noisy"])
+def test_unbiased_against_enumeration(problems, problem, design, control):
+    """400 runs of 64 rows (25,600 rows); z beyond 4 is a false alarm once in 16,000, there are 48 cases."""
+    outcome = measure(problems[problem], Request(design, control, 64), runs=200)
+    assert abs(outcome.bias_z) < 4
+
+
+def test_time_integral_is_unbiased_against_enumeration(problems):
+    outcome = measure(problems["exact"], Request(TimeIntegral(), None, 64), runs=400)
+    assert abs(outcome.bias_z) < 4
+
+
+def test_the_papers_script_is_caught(problems):
+    """Negative control: without the full mask the same test raises the alarm."""
+    assert measure(problems["exact"], Request(PaperSampler(), None, 64), runs=200).bias_z < -10
+
+
+@pytest.mark.parametrize("design", [d for d in DESIGNS if d != Auto()], ids=repr)
+def test_intervals_cover_at_their_nominal_rate(problems, design):
+    """2,000 runs on an inconsistent predictor; 0.92 and 0.98 are six standard errors away from 0.95."""
+    control = Neighbours()
+    outcome = measure(problems["noisy"], Request(design, control, 96), runs=1000)
+    assert 0.92 <= outcome.coverage <= 0.98
+
+
+def test_tiled_beats_the_paper_and_stratification(problems):
+    for name in ("exact", "sharp"):
+        free, strata, tiled = (
+            measure(problems[name], Request(design, None, 64), runs=300).mean_squared_error
+            for design in (TimeFree(), StratifiedCount(), Tiled())
+        )
+        assert free / tiled > 15
+        assert strata / tiled > 1.2
+
+
+def test_controls_do_not_hurt(problems):
+    for problem in problems.values():
+        for design in (StratifiedCount(), Tiled()):
+            plain, controlled = (
+                measure(problem, Request(design, c, 64), runs=400).mean_squared_error for c in (None, Neighbours())
+            )
+            assert controlled < 1.05 * plain
+
+
+def test_auto_takes_orders_where_they_are_exact_and_tiles_where_not(problems):
+    exact = run_many(problems["exact"].tables[0], Request(evaluations=64), runs=5)
+    assert all(isinstance(e.design, Orders) for e in exact)
+    assert max(e.standard_error for e in exact) < 1e-10
+    noisy = run_many(problems["noisy"].tables[0], Request(evaluations=64), runs=5)
+    assert all(isinstance(e.design, Tiled) for e in noisy)
+    assert all(e.evaluations <= 64 for e in exact + noisy)
+
+
+def test_same_numbers_in_any_company_and_batch_size():
+    others = [x[: 12 + n] for n, x in enumerate(X)]
+    together = infodis.nll(CHAIN, others, context=range(3), design=Tiled(), evaluations=64)
+    backwards = infodis.nll(CHAIN, others[::-1], context=range(3), design=Tiled(), evaluations=64, batch_size=7)[::-1]
+    alone = [infodis.nll(CHAIN, x, context=range(3), design=Tiled(), evaluations=64, batch_size=1) for x in others]
+    for a, b, c in zip(together, backwards, alone, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-6)
+        assert a.value == pytest.approx(c.value, rel=1e-6)
+        assert a.evaluations == b.evaluations == c.evaluations
+        assert torch.allclose(a.per_token, c.per_token, rtol=1e-5, atol=1e-6)
+
+
+def test_a_seed_changes_the_masks_and_nothing_else_does():
+    first, again, other = (
+        infodis.nll(CHAIN, X[0], context=range(16), design=Tiled(), seed=seed).value for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("design", [d for d in ALL_DESIGNS if d != Enumerate()], ids=repr)
+def test_evaluations_are_what_the_predictor_saw(design):
+    counting = Counting(CHAIN)
+    estimate = infodis.nll(counting, X[0], context=range(22), design=design, evaluations=100)
+    assert estimate.evaluations == counting.rows <= 100
+
+
+def test_credits_add_up_and_are_shapley_values():
+    x = DNA.sequences[7]
+    estimate = infodis.nll(DNA, x, design=Enumerate(), evaluations=255)
+    assert float(estimate.per_token.sum()) == pytest.approx(estimate.value)
+    value = {s: -DNA.log_prob(x, target=list(s)) if s else 0.0 for s in _subsets(range(8))}
+    for player in range(8):
+        wanted = sum(
+            math.factorial(len(s)) * math.factorial(7 - len(s)) / math.factorial(8)
+            * (value[tuple(sorted((*s, player)))] - value[s])
+            for s in value if player not in s
+        )  # fmt: skip
+        assert float(estimate.per_token[player]) == pytest.approx(wanted, abs=1e-10)
+
+
+def _subsets(items):
+    import itertools
+
+    return [s for n in range(len(items) + 1) for s in itertools.combinations(items, n)]
+
+
+def test_credits_of_a_controlled_estimate_add_up():
+    estimate = infodis.nll(CHAIN, X[1], context=range(10), design=Tiled())
+    assert float(estimate.per_token.sum()) == pytest.approx(estimate.value, rel=1e-10)
+
+
+def test_a_requested_standard_error_is_reached_and_said():
+    noisy = Perturbed(CHAIN, scale=0.5)
+    estimate = infodis.nll(noisy, X[0], context=range(16), standard_error=0.15)
+    assert estimate.stopped == "standard error reached"
+    assert estimate.standard_error <= 0.15
+    tight = infodis.nll(noisy, X[0], context=range(16), standard_error=1e-4, evaluations=200)
+    assert tight.stopped == "cap reached"
+    assert tight.evaluations <= 200
+    short = infodis.nll(DNA, DNA.sequences[0], target=range(6), standard_error=0.1)
+    assert (short.stopped, short.standard_error, short.evaluations) == ("exact", 0.0, 63)
+
+
+def test_a_requested_standard_error_is_honest_against_enumeration(problems):
+    """The true error, over 400 runs, is what was asked for: within 25 % of the request."""
+    table = problems["noisy"].tables[0]
+    request = Request(Tiled(), Neighbours(), None, 0.3)
+    found = estimate_items(table, [table.item] * 400, request, seed=0, names=list(range(400)))
+    error = math.sqrt(sum((e.value - table.exact) ** 2 for e in found) / 400)
+    assert error < 0.3 * 1.25
+    assert all(e.standard_error <= 0.3 for e in found)
+
+
+def test_merging_pools_replicates():
+    one, two = (infodis.nll(CHAIN, X[0], context=range(16), design=Tiled(), seed=seed) for seed in (0, 1))
+    both = one.merge(two)
+    assert both.value == pytest.approx((one.value + two.value) / 2)
+    assert both.replicates.numel() == 8
+    assert both.evaluations == one.evaluations + two.evaluations
+    assert float(both.per_token.sum()) == pytest.approx(both.value)
+    with pytest.raises(InputError, match="same masks"):
+        one.merge(one)
+    with pytest.raises(InputError, match="same thing"):
+        one.merge(infodis.nll(CHAIN, X[0], context=range(15), design=Tiled(), seed=1))
+
+
+def test_more_replicates_contain_fewer():
+    """Replicates have their own streams: a longer run begins with the masks of a shorter one."""
+    item = Item.read(X[0], context=range(16))
+    short, long = (estimate_items(CHAIN, [item], Request(UniformCount(), None, rows), seed=0)[0] for rows in (20, 30))
+    assert torch.allclose(short.replicates, long.replicates[:20])
+
+
+def test_impossible_data_give_inf_and_say_so():
+    impossible = [0, 1, 2, 3, 0, 1, 2, 3]
+    while -DNA.log_prob(impossible) < math.inf:
+        impossible[0] += 1
+    for design in (Enumerate(), Orders(), Tiled()):
+        estimate = infodis.nll(DNA, impossible, design=design, evaluations=255)
+        assert (estimate.value, estimate.impossible, estimate.standard_error) == (math.inf, True, 0.0)
+        assert estimate.interval() == (math.inf, math.inf)
+        assert not estimate.per_token.isnan().any()
+        assert "impossible" in repr(estimate)
+
+
+def test_one_token_targets_cost_one_row():
+    for design in (Auto(), Tiled(), StratifiedCount(), TimeFree(), Orders()):
+        estimate = infodis.nll(CHAIN, X[0], target=[5], context=range(5), design=design)
+        assert estimate.evaluations == 1
+        assert estimate.value == pytest.approx(-CHAIN.log_prob(X[0], target=[5], context=range(5)))
+        assert estimate.standard_error < 1e-12
+
+
+def test_mask_tokens_may_stand_where_they_do_not_matter():
+    x = X[0][:10].clone()
+    x[7:] = CHAIN.mask_token
+    estimate = infodis.nll(CHAIN, x, target=range(3, 7), context=range(3))
+    assert estimate.value == pytest.approx(-CHAIN.log_prob(X[0][:7], context=range(3)), rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    "order", ["left-to-right", "right-to-left", "most-confident-first", [15, 3, 7, 4, *range(8, 15), 5, 6]]
+)
+def test_order_nll_on_a_chain_against_exact(order):
+    x = X[0][:16]
+    sets = {"target": range(3, 16), "context": range(3)}
+    estimate = infodis.order_nll(CHAIN, x, order=order, **sets)
+    assert estimate.value == pytest.approx(-CHAIN.log_prob(x, **sets), rel=1e-8)
+    assert (estimate.quantity, estimate.evaluations) == ("order_nll", 13)
+
+
+def test_order_nll_depends_on_the_order_of_an_inconsistent_predictor():
+    noisy = Perturbed(CHAIN, scale=1.0)
+    left, right = (infodis.order_nll(noisy, X[0][:12], order=o).value for o in ("left-to-right", "right-to-left"))
+    assert abs(left - right) > 0.01
+
+
+def test_most_confident_first_against_its_definition():
+    noisy = Perturbed(CHAIN, scale=1.0)
+    x, row, total = X[1][:6], torch.full((1, 6), 4), 0.0
+    for _ in range(6):
+        table = noisy.log_conditionals(row)[0]
+        open_positions = [i for i in range(6) if row[0, i] == 4]
+        chosen = max(open_positions, key=lambda i: float(table[i].max()))
+        total -= float(table[chosen, x[chosen]])
+        row[0, chosen] = x[chosen]
+    assert infodis.order_nll(noisy, x, order="most-confident-first").value == pytest.approx(total)
+
+
+WRONG_SHAPE = from_function(lambda t: torch.zeros(t.shape[0], 2, 4), vocab_size=4, mask_token=4)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: infodis.nll(CHAIN, X[0], target=[]), InputError, "target is empty"),
+        (lambda: infodis.nll(CHAIN, X[0], context=range(32)), InputError, "target is empty"),
+        (lambda: infodis.nll(CHAIN, X[0], target=[0, 1], context=[1]), InputError, "both hold position 1"),
+        (lambda: infodis.nll(CHAIN, X[0], target=[40]), InputError, "0..31, got 40"),
+        (lambda: infodis.nll(CHAIN, X[0], target=[-1]), InputError, "got -1"),
+        (lambda: infodis.nll(CHAIN, [0, 1, 9]), InputError, "got 9 at position 2"),
+        (lambda: infodis.nll(CHAIN, [0, 1, -2]), InputError, "got -2"),
+        (lambda: infodis.nll(CHAIN, [0, 4, 1]), InputError, "mask token 4 at position 1"),
+        (lambda: infodis.nll(CHAIN, [[0, 1], [0, 4]]), InputError, "Sequence 1: .*mask token"),
+        (lambda: infodis.nll(CHAIN, [[0, 1], []]), InputError, "Sequence 1: .*non-empty"),
+        (lambda: infodis.nll(CHAIN, []), InputError, "nothing to score"),
+        (lambda: infodis.nll(DNA, [0] * 9), InputError, "length 8"),
+        (lambda: infodis.nll(CHAIN, X[0], evaluations=0), InputError, "at least 1, got 0"),
+        (lambda: infodis.nll(CHAIN, X[0], evaluations=-5), InputError, "at least 1, got -5"),
+        (lambda: infodis.nll(CHAIN, X[0], evaluations=1), InputError, "needs 2 forward rows"),
+        (lambda: infodis.nll(CHAIN, X[0], design=Orders(), evaluations=62), InputError, "needs 63 forward rows"),
+        (lambda: infodis.nll(CHAIN, X[0], design=Pairs(), evaluations=3), InputError, "needs 4 forward rows"),
+        (lambda: infodis.nll(CHAIN, X[0], standard_error=0.0), InputError, "must be positive"),
+        (lambda: infodis.nll(CHAIN, X[0], batch_size=0), InputError, "batch_size"),
+        (lambda: infodis.nll(CHAIN, [X[0], X[1]], context=[[1]]), InputError, "one for each of the 2"),
+        (lambda: infodis.nll(WRONG_SHAPE, [0, 1, 2]), PredictorError, "rows x length x vocab"),
+        (lambda: infodis.order_nll(CHAIN, X[0], order="backwards"), InputError, "most-confident-first"),
+        (lambda: infodis.order_nll(CHAIN, X[0], order=[0, 1]), InputError, "each of the 32"),
+        (lambda: infodis.nll(CHAIN, X[0], design=Tiled()).interval(1.5), InputError, "between 0 and 1"),
+    ],
+)
+def test_bad_input_is_a_clear_error(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
