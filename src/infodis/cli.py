@@ -1,0 +1,171 @@
+"""The command line: parse, call, print. Heavy imports happen inside commands, so that --help answers at once."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from infodis import __version__
+from infodis.errors import InfodisError
+
+app = typer.Typer(
+    help="How likely does a discrete diffusion model find a piece of data, and how sure is that number?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+bench = typer.Typer(help="Measure the estimators against exact answers.", no_args_is_help=True, rich_markup_mode="rich")
+app.add_typer(bench, name="bench")
+
+console = Console(width=None if sys.stdout.isatty() else 132)
+progress_console = Console(stderr=True)
+
+Out = Annotated[Path | None, typer.Option(help="Directory for records (JSONL) and pictures (SVG).")]
+Runs = Annotated[int, typer.Option(min=2, help="Independent runs of every estimator on every sequence.")]
+Sequences = Annotated[int, typer.Option(min=1, help="Sequences per problem.")]
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    console.print(__version__)
+
+
+@bench.command("variance")
+def bench_variance(
+    rows: Annotated[int, typer.Option(min=32, help="Forward rows per run.")] = 128,
+    runs: Runs = 500,
+    sequences: Sequences = 3,
+    temperature: Annotated[list[float] | None, typer.Option(help="Of the chain; may be repeated.")] = None,
+    out: Out = None,
+) -> None:
+    """Mean squared error, bias and coverage of every design at equal rows, other projects' samplers included.
+
+    Example: [bold]infodis bench variance --runs 2000 --out out/bench[/bold]
+    """
+    from infodis.bench import experiments, problems
+
+    temperatures = temperature or [0.5, 0.15]
+    made = (problems.chain_problem(t, count=sequences) for t in temperatures)
+    found = _collect("every design on every problem", experiments.variance(made, rows=rows, runs=runs))
+    for problem in dict.fromkeys(outcome.problem for outcome in found):
+        mine = [outcome for outcome in found if outcome.problem == problem]
+        reference = next(o for o in mine if o.design == experiments.BASELINE and o.control == "none")
+        table = Table(
+            "design", "control", "rows spent", "mean squared error", "times below paper", "bias", "z", "coverage"
+        )
+        for o in mine:
+            gain = reference.mean_squared_error / o.mean_squared_error if o.mean_squared_error > 1e-20 else float("inf")
+            spent = "" if o.control == "one plan" else f"{o.evaluations:.0f}"
+            coverage = "" if o.coverage is None else f"{o.coverage:.3f}"
+            control = o.control.split("(")[0]
+            numbers = (f"{o.mean_squared_error:.4g}", f"{gain:.3g}", f"{o.bias:+.3g}", f"{o.bias_z:+.1f}")
+            table.add_row(o.design, control, spent, *numbers, coverage)
+        table.title = f"{problem}: {rows} rows, {reference.runs} runs"
+        console.print(table)
+    _save(found, out, "variance")
+    if out is not None:
+        from infodis.bench.figure import draw_variance
+
+        draw_variance(found, out / "variance.svg")
+        console.print(f"Picture: {out / 'variance.svg'}")
+
+
+@bench.command("auto")
+def bench_auto(
+    budgets: Annotated[list[int] | None, typer.Option("--rows", min=32, help="May be repeated.")] = None,
+    runs: Runs = 300,
+    sequences: Sequences = 3,
+    noise: Annotated[list[float] | None, typer.Option(help="On the logits; may be repeated.")] = None,
+    out: Out = None,
+) -> None:
+    """Auto beside Tiled and Orders, on an exact chain and on chains with noise on their conditionals.
+
+    Example: [bold]infodis bench auto --rows 32 --rows 128 --noise 0 --noise 1[/bold]
+    """
+    from infodis.bench import experiments, problems
+
+    levels = [0.0, 0.02, 0.1, 1.0] if noise is None else noise
+    made = (problems.chain_problem(0.5, count=sequences, noise=level) for level in levels)
+    found = _collect("Auto, Tiled and Orders", experiments.auto(made, budgets=budgets or [32, 128, 512], runs=runs))
+    table = Table(
+        "problem", "rows", "Tiled", "Orders", "Auto", "Auto / better", "Auto's rows", title="mean squared error"
+    )
+    for tiled, orders, chosen in zip(found[::3], found[1::3], found[2::3], strict=True):
+        errors = [o.mean_squared_error for o in (tiled, orders, chosen)]
+        ratio = "exact" if max(errors[2], min(errors)) < 1e-20 else f"{errors[2] / min(errors[:2]):.3f}"
+        table.add_row(tiled.problem, str(tiled.rows), *(f"{e:.4g}" for e in errors), ratio, f"{chosen.evaluations:.0f}")
+    console.print(table)
+    _save(found, out, "auto")
+
+
+@bench.command("ratio")
+def bench_ratio(rows: Annotated[int, typer.Option(min=32)] = 64, runs: Runs = 200, out: Out = None) -> None:
+    """Variance of log-likelihood ratios with shared and with separate randomness.
+
+    Example: [bold]infodis bench ratio --rows 64 --runs 400[/bold]
+    """
+    from infodis.bench import experiments
+
+    found = _collect("coupled and decoupled ratios", experiments.coupling(rows=rows, runs=runs))
+    table = Table("sequences", "design", "control", "decoupled", "coupled", "times below", "z", title="variance")
+    for c in found:
+        numbers = (f"{c.decoupled:.4g}", f"{c.coupled:.4g}", f"{c.decoupled / c.coupled:.2f}", f"{c.bias_z:+.1f}")
+        table.add_row(c.pair, c.design, c.control.split("(")[0], *numbers)
+    console.print(table)
+    _save(found, out, "ratio")
+
+
+@bench.command("overhead")
+def bench_overhead(out: Out = None) -> None:
+    """Seconds on one core for planning and summing with an instant predictor; rows per second of the oracle."""
+    from infodis.bench import experiments
+
+    found = _collect("timing", experiments.overhead())
+    table = Table("work", "seconds", "rate")
+    for timing in found:
+        table.add_row(timing.work, f"{timing.seconds:.2f}", f"{timing.rate:,.0f} {timing.unit}")
+    console.print(table)
+    _save(found, out, "overhead")
+
+
+def _collect(what: str, records: Iterable[Any]) -> list[Any]:
+    """Run an experiment under a progress line on standard error."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TextColumn("{task.completed} done"),
+        TimeElapsedColumn(),
+    )
+    found = []
+    with Progress(*columns, console=progress_console, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        for record in records:
+            found.append(record)
+            progress.advance(task)
+    return found
+
+
+def _save(records: Iterable[Any], out: Path | None, name: str) -> None:
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in records))
+    console.print(f"Records: {path}")
+
+
+def main() -> None:
+    """Entry point: what infodis raises on purpose becomes one line on standard error and exit code 1."""
+    try:
+        app()
+    except InfodisError as error:
+        progress_console.print(f"[bold red]Error:[/bold red] {error}", highlight=False, markup=True)
+        sys.exit(1)
