@@ -59,7 +59,7 @@ def test_predictions_come_from_other_folds():
 
 def test_folds_are_blocks_of_whole_replicates():
     assert fold_bounds(4, 8) == [(0, 8), (8, 16), (16, 24), (24, 32)]
-    assert [end - start for start, end in fold_bounds(20, 1)] == [2, 3, 2, 3, 2, 3, 2, 3]
+    assert [end - start for start, end in fold_bounds(22, 1)] == [5, 6, 5, 6]
 
 
 def test_a_linear_surprisal_is_predicted_and_the_variance_goes():

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from infodis.errors import InputError
 
-FOLDS = 8
+FOLDS = 4
 """At most so many folds: designs whose every row is a replicate are fitted in groups."""
 
 VARIANCE = 0.25

@@ -154,7 +154,8 @@ class Request:
 
     def first_rows(self, length: int) -> int:
         """What to spend before looking at the standard error for the first time."""
-        return self.rows if self.standard_error is None else min(self.rows, max(64, 4 * length))
+        two_orders = min(2 * length + 8, 256)  # so that Auto may take Orders where two of them are not too dear
+        return self.rows if self.standard_error is None else min(self.rows, max(64, two_orders))
 
 
 def nll(

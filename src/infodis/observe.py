@@ -43,6 +43,7 @@ class Asker:
         batches = zip(item.split(self.batch_size), masked.split(self.batch_size), strict=True)
         return torch.cat([self._ask(*batch) for batch in batches])
 
+    @torch.no_grad()
     def _ask(self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"]) -> Float64[Tensor, "rows target"]:
         target = self.target[item]
         everywhere = self.hidden[item].scatter(1, target, masked)

@@ -29,7 +29,6 @@ from infodis.estimate import Estimate, Request, estimate_items
 from infodis.item import Item
 from infodis.oracle import MarkovChain
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
-from infodis.ratio import Pair
 from infodis.rng import stream
 
 DESIGNS: dict[str, MaskDesign] = {
@@ -170,8 +169,10 @@ def coupling(*, rows: int, runs: int, target: int = 12) -> Iterator[Coupling]:
 
 
 def _ratios(above: Tabulated, below: Tabulated, request: Request, shared: bool, runs: int) -> Float64[Tensor, " runs"]:
-    pairs = (Pair(above, above.item, below, below.item, request, shared, seed) for seed in range(runs))
-    return torch.tensor([pair.ratio().value for pair in pairs], dtype=torch.float64)
+    """Many runs of `log_ratio` at once: run n of both sides draws from the stream named n, or from two seeds."""
+    seeds = (0, 0 if shared else 1)
+    sides = [run_many(table, request, runs=runs, seed=s) for table, s in zip((above, below), seeds, strict=True)]
+    return torch.tensor([x.value - y.value for y, x in zip(*sides, strict=True)], dtype=torch.float64)
 
 
 class Instant(Predictor):

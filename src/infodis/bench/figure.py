@@ -21,12 +21,12 @@ def draw_variance(outcomes: Sequence[Outcome], path: Path) -> None:
     except ImportError:
         raise InfodisError("Drawing needs matplotlib: pip install 'infodis[plot]'. The table needs nothing.") from None
     matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "infodis"
+    matplotlib.rcParams |= {"svg.hashsalt": "infodis", "svg.fonttype": "none"}
     from matplotlib import pyplot
 
     problems = list(dict.fromkeys(outcome.problem for outcome in outcomes))
     figure, panels = pyplot.subplots(
-        1, len(problems), figsize=(5.2 * len(problems), 4.6), sharey=True, squeeze=False, layout="constrained"
+        1, len(problems), figsize=(5.2 * len(problems), 6.4), sharey=True, squeeze=False, layout="constrained"
     )
     for panel, problem in zip(panels[0], problems, strict=True):
         mine = [outcome for outcome in outcomes if outcome.problem == problem]
@@ -42,8 +42,8 @@ def draw_variance(outcomes: Sequence[Outcome], path: Path) -> None:
             panel.text(gain * 1.08, names.index(outcome.design) + shift, text, va="center", fontsize=7)
         panel.set(xscale="log", title=problem, yticks=range(len(names)), yticklabels=names)
         panel.set_xlim(right=panel.get_xlim()[1] * 4)
-        panel.set_xlabel("times below the paper's time-free estimator (mean squared error)")
         panel.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("mean squared error: times below the paper's time-free estimator", fontsize=10)
     handles = {label: handle for handle, label in zip(*panels[0][0].get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
