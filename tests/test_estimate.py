@@ -1,5 +1,9 @@
+import itertools
 import math
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 from laws import ALL_DESIGNS
@@ -175,8 +179,6 @@ def test_credits_add_up_and_are_shapley_values():
 
 
 def _subsets(items):
-    import itertools
-
     return [s for n in range(len(items) + 1) for s in itertools.combinations(items, n)]
 
 
@@ -216,7 +218,7 @@ def test_merging_pools_replicates():
     assert float(both.per_token.sum()) == pytest.approx(both.value)
     with pytest.raises(InputError, match="same masks"):
         one.merge(one)
-    with pytest.raises(InputError, match="same thing"):
+    with pytest.raises(InputError, match="same quantity"):
         one.merge(infodis.nll(CHAIN, X[0], context=range(15), design=Tiled(), seed=1))
 
 
@@ -318,3 +320,92 @@ WRONG_SHAPE = from_function(lambda t: torch.zeros(t.shape[0], 2, 4), vocab_size=
 def test_bad_input_is_a_clear_error(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_the_scale_of_the_priors_does_not_leak_against_enumeration(problems):
+    """Priors scaled by all rows, the predicted ones included, once biased short runs of UniformCount (z = -8)."""
+    outcome = measure(problems["sharp"], Request(UniformCount(), Neighbours(), 8), runs=6000)
+    assert abs(outcome.bias_z) < 4
+
+
+def test_rows_with_nothing_masked_give_no_nan():
+    values = [infodis.nll(CHAIN, [0, 1], design=TimeIntegral(), evaluations=2, seed=s).value for s in range(60)]
+    assert all(math.isfinite(v) for v in values)
+
+
+def test_an_impossibility_that_only_the_pilot_sees_counts():
+    def first_token_is_never_zero(tokens):
+        p = torch.full((*tokens.shape, 2), 0.5)
+        blind = (tokens == 2).all(1)
+        p[blind, 0] = torch.tensor([0.0, 1.0])
+        return p.log()
+
+    predictor = from_function(first_token_is_never_zero, vocab_size=2, mask_token=2)
+    found = [infodis.nll(predictor, [0] * 64, seed=s) for s in range(20)]
+    assert all(e.impossible for e in found)
+    assert all(bool(e.per_token[1:].isfinite().all()) and e.per_token[0] == math.inf for e in found)
+
+
+def test_auto_keeps_to_its_budget():
+    for length, rows in ((64, 128), (100, 205), (300, 640), (16, 40)):
+        noisy = Perturbed(CHAIN, scale=0.01)
+        x = CHAIN.sample(1, length=length, generator=stream(4, "long"))[0]
+        assert infodis.nll(noisy, x, evaluations=rows).evaluations <= max(rows, 2 * length + 2)
+
+
+def test_most_confident_first_counts_its_rows_and_stops_at_the_impossible():
+    counting = Counting(CHAIN)
+    assert infodis.order_nll(counting, X[0][:9], order="most-confident-first").evaluations == counting.rows == 9
+    table = Table(torch.tensor([[0, 0, 1], [1, 1, 0]]), torch.tensor([0.5, 0.5]))
+    assert infodis.order_nll(table, [0, 1, 1], order="most-confident-first").value == math.inf
+
+
+def test_numpy_seeds_are_seeds():
+    one, two = (infodis.nll(CHAIN, X[0], design=Tiled(), seed=s).value for s in (3, np.int64(3)))
+    assert one == two
+
+
+WRONG_TYPES = [
+    "infodis.nll(CHAIN, 5)",
+    "infodis.nll(CHAIN, None)",
+    'infodis.nll(CHAIN, "0123")',
+    "infodis.nll(CHAIN, [1, None])",
+    "infodis.nll(CHAIN, [2**70, 1])",
+    "infodis.nll(CHAIN, [[1, 2], 3])",
+    "infodis.nll(CHAIN, X[0], target=3)",
+    "infodis.nll(CHAIN, X[0], target=slice(0, 3))",
+    "infodis.nll(CHAIN, X[0], target=[1, None])",
+    "infodis.nll(CHAIN, X[0], evaluations=100.0)",
+    'infodis.nll(CHAIN, X[0], evaluations="100")',
+    'infodis.nll(CHAIN, X[0], standard_error="0.1")',
+    "infodis.nll(CHAIN, X[0], design=Tiled)",
+    'infodis.nll(CHAIN, X[0], design="tiled")',
+    "infodis.nll(CHAIN, X[0], control=Neighbours)",
+    'infodis.nll(CHAIN, X[0], seed="a")',
+    "infodis.order_nll(CHAIN, X[0], order=[0.5, 1])",
+    "infodis.nll(from_function(lambda t: None, vocab_size=4, mask_token=4), [0, 1])",
+]
+
+SCRIPT = """
+import sys, torch, infodis
+from infodis.control import Neighbours
+from infodis.design import Tiled
+from infodis.errors import InfodisError
+from infodis.oracle import MarkovChain
+from infodis.predictor import from_function
+CHAIN = MarkovChain.random(order=2)
+X = torch.zeros(2, 8, dtype=torch.int64)
+for call in sys.argv[1:]:
+    try:
+        eval(call)
+    except InfodisError as error:
+        assert len(str(error)) > 20
+    else:
+        raise AssertionError(call)
+"""
+
+
+def test_wrong_types_are_clear_errors():
+    """In a process of its own, without the type checker of the tests in front."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *WRONG_TYPES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -79,6 +79,8 @@ def test_guided_against_closed_form():
     assert torch.allclose(found[masked], wanted[masked])
     plain = Guided(CHAIN, prompt=(0, 1), scale=0.0).log_conditionals(rows)
     assert torch.allclose(plain[masked], given[masked])
+    certain = Independent(torch.tensor([0.0, 1.0]))
+    assert Guided(certain, scale=0.0).log_conditionals(torch.tensor([[2]])).exp().flatten().tolist() == [0.0, 1.0]
     with pytest.raises(InputError, match="prompt positions"):
         Guided(CHAIN, prompt=(9,), scale=1.0).log_conditionals(rows)
 

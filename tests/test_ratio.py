@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -12,13 +13,14 @@ from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.item import Item
 from infodis.oracle import MarkovChain, Table
-from infodis.predictor import Tempered
+from infodis.predictor import Counting, Tempered, from_function
 from infodis.ratio import Pair
 from infodis.rng import stream
 
 CHAIN = MarkovChain.random(order=2, vocab_size=4, temperature=0.3, seed=0)
 X, Y, Z = CHAIN.sample(3, length=18, generator=stream(0, "ratio"))
 PROMPT = range(8)
+FAIR = from_function(lambda t: torch.full((*t.shape, 4), 0.25).log(), vocab_size=4, mask_token=4)
 
 
 def exact(y, x) -> float:
@@ -40,8 +42,9 @@ def test_unbiased_against_exact(design, short):
 
 def test_coupling_lowers_the_variance_of_related_sequences():
     """Edited responses of equal and unequal lengths: every design gains, with a control or without."""
-    for found in coupling(rows=48, runs=300, target=10):
-        if found.pair.startswith("edited") and found.design != "TimeIntegral":  # whose variance is infinite
+    related = itertools.takewhile(lambda c: c.pair.startswith("edited"), coupling(rows=48, runs=200, target=10))
+    for found in related:
+        if found.design != "TimeIntegral":  # whose variance is infinite
             assert found.coupled < found.decoupled, found
         assert abs(found.bias_z) < 4.5, found
 
@@ -53,6 +56,18 @@ def test_candidates_share_randomness_and_keep_their_order():
     assert found[2].value == 0.0
     assert found[2].standard_error == 0.0
     assert torch.equal(found[0].denominator.replicates, found[1].denominator.replicates)
+
+
+def test_candidates_ask_about_the_common_side_once():
+    counting = Counting(CHAIN)
+    found = infodis.log_ratio(counting, [Y, Z], X, context=PROMPT, design=Tiled(), evaluations=32)
+    assert counting.rows == sum(f.numerator.evaluations for f in found) + found[0].denominator.evaluations
+
+
+def test_sides_of_unequal_length_have_as_many_orders():
+    noisy = Perturbed(CHAIN, scale=1.0)
+    found = infodis.log_ratio(noisy, Y[:12], X, context=PROMPT, design=Orders(), evaluations=100)
+    assert found.value == pytest.approx(found.denominator.value - found.numerator.value)
 
 
 def test_two_predictors_on_one_text_against_exact():
@@ -103,6 +118,8 @@ def test_impossible_sides():
         (lambda: infodis.log_ratio(CHAIN, Y, X, reference=CHAIN), "give one"),
         (lambda: infodis.log_ratio(CHAIN, Y, torch.stack([X, X])), "one sequence"),
         (lambda: infodis.log_ratio(CHAIN, Y, [0, 9]), "0..3"),
+        (lambda: infodis.log_ratio(FAIR, [0] * 16, [9] * 16), "0..3"),
+        (lambda: infodis.log_ratio(FAIR, [0] * 16, [4] * 16), "mask token"),
     ],
 )
 def test_bad_input_is_a_clear_error(arguments, words):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -40,7 +41,7 @@ def version() -> None:
 
 @bench.command("variance")
 def bench_variance(
-    rows: Annotated[int, typer.Option(min=32, help="Forward rows per run.")] = 128,
+    rows: Annotated[int, typer.Option(min=64, help="Forward rows per run.")] = 128,
     runs: Runs = 500,
     sequences: Sequences = 3,
     temperature: Annotated[list[float] | None, typer.Option(help="Of the chain; may be repeated.")] = None,
@@ -52,6 +53,10 @@ def bench_variance(
     """
     from infodis.bench import experiments, problems
 
+    if out is not None:
+        from infodis.bench.figure import draw_variance, load_pyplot
+
+        load_pyplot()  # a missing library is told before the work, not after it
     temperatures = temperature or [0.5, 0.15]
     made = (problems.chain_problem(t, count=sequences) for t in temperatures)
     found = _collect("every design on every problem", experiments.variance(made, rows=rows, runs=runs))
@@ -72,8 +77,6 @@ def bench_variance(
         console.print(table)
     _save(found, out, "variance")
     if out is not None:
-        from infodis.bench.figure import draw_variance
-
         draw_variance(found, out / "variance.svg")
         console.print(f"Picture: {out / 'variance.svg'}")
 
@@ -167,5 +170,5 @@ def main() -> None:
     try:
         app()
     except InfodisError as error:
-        progress_console.print(f"[bold red]Error:[/bold red] {error}", highlight=False, markup=True)
+        progress_console.print(f"[bold red]Error:[/bold red] {escape(str(error))}", highlight=False)
         sys.exit(1)

@@ -143,13 +143,13 @@ def predict(
     Rows of one fold are predicted from the rows of the others. At least two folds.
     """
     features = control.features(masked, *_neighbours(masked, maps)) * masked.unsqueeze(2)
-    scale = masked.sum((1, 2)) / weight.sum((1, 2))
-    count = weight * scale[:, None, None]  # weights, scaled to mean 1 per entry
-    moments = [_Moments.of(count[..., a:b], surprisal[..., a:b], features[..., a:b]) for a, b in folds]
+    moments = [
+        _Moments.of(masked[..., a:b], weight[..., a:b], surprisal[..., a:b], features[..., a:b]) for a, b in folds
+    ]
     total = _Moments.sum(moments)
     predictions, means = [], []
     for (start, end), mine in zip(folds, moments, strict=True):
-        slope, intercept = _fit(control, total.minus(mine))
+        slope, intercept = _fit(control, total.minus(mine).scaled())
         change = (slope.float().unsqueeze(-1) * features[..., start:end]).sum(2)
         predictions.append(change.double() + intercept.unsqueeze(-1))
         means.append(intercept.unsqueeze(-1).expand(-1, -1, end - start))
@@ -169,6 +169,7 @@ def _neighbours(masked: Rows, maps: Maps) -> tuple[Indicators, Present]:
 class _Moments:
     """Weighted sums over the rows of a fold, per item and position: all that the regression needs."""
 
+    entries: Float64[Tensor, "items length"]
     weight: Float64[Tensor, "items length"]
     f: Float64[Tensor, "items length"]
     x: Float64[Tensor, "items length features"]
@@ -176,11 +177,11 @@ class _Moments:
     xf: Float64[Tensor, "items length features"]
 
     @staticmethod
-    def of(weight: Values, surprisal: Values, features: Features) -> "_Moments":
+    def of(masked: Rows, weight: Values, surprisal: Values, features: Features) -> "_Moments":
         weighted = features * weight.float().unsqueeze(2)
         square = weighted @ features.contiguous().transpose(-1, -2)
         cross = (weighted * surprisal.float().unsqueeze(2)).sum(-1)
-        sums = (weight.sum(-1), (weight * surprisal).sum(-1), weighted.sum(-1), square, cross)
+        sums = (masked.sum(-1), weight.sum(-1), (weight * surprisal).sum(-1), weighted.sum(-1), square, cross)
         return _Moments(*(each.double() for each in sums))
 
     @staticmethod
@@ -189,6 +190,12 @@ class _Moments:
 
     def minus(self, other: "_Moments") -> "_Moments":
         return self._with(other, -1)
+
+    def scaled(self) -> "_Moments":
+        """With weights of mean 1 per entry, the unit in which priors count. Only these rows decide on the scale."""
+        scale = self.entries.sum(-1) / self.weight.sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
+        parts = (getattr(self, field.name) for field in dataclasses.fields(self)[1:])
+        return _Moments(self.entries, *(part * scale.view(-1, *[1] * (part.ndim - 1)) for part in parts))
 
     def _with(self, other: "_Moments", sign: int) -> "_Moments":
         names = (field.name for field in dataclasses.fields(self))

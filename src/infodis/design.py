@@ -352,10 +352,16 @@ class Orders(MaskDesign):
     telescoping: ClassVar[bool] = True
 
     def layout(self, length: int, rows: int) -> Layout:
-        each = (2 if self.antithetic else 1) * (length - 1)
-        _check(length, rows, smallest=2 * each + 1 if length > 1 else 2, design=repr(self))
-        replicates = (rows - 1) // each if length > 1 else 2
+        _check(length, rows, smallest=self.smallest(length), design=repr(self))
+        replicates = rows if length == 1 else (rows - 1) // self._each(length)
         return Layout(replicates, rows=(2 if self.antithetic else 1) * length)
+
+    def smallest(self, length: int) -> int:
+        """The rows of two replicates: all orders share the fully masked row."""
+        return max(2, 2 * self._each(length) + 1)
+
+    def _each(self, length: int) -> int:
+        return (2 if self.antithetic else 1) * (length - 1)
 
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
         length = keys.shape[-1]
@@ -415,6 +421,10 @@ class Auto(MaskDesign):
     orders: Orders = Orders()
     share: float = 1 / 16
 
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise InputError(f"Auto spends a share between 0 and 1 of its rows on the pilot, got {self.share}.")
+
     def layout(self, length: int, rows: int) -> Layout:
         """Without a predictor to ask: `Enumerate` or `Tiled`."""
         return self._blind(length, rows).layout(length, rows)
@@ -427,10 +437,11 @@ class Auto(MaskDesign):
         return Enumerate() if length <= LONGEST_ENUMERATION and 2**length - 1 <= rows else self.tiled
 
     def pilot(self, length: int, rows: int) -> Bool[Tensor, "pilot length"]:
-        affordable = length >= STAR and 2 * length - 1 <= rows
-        if not affordable or isinstance(self._blind(length, rows), Enumerate):
+        smallest = self.orders.smallest(length)
+        if length < STAR or rows < smallest or isinstance(self._blind(length, rows), Enumerate):
             return torch.zeros(0, length, dtype=torch.bool)
-        return _stars(length, max(1, int(self.share * rows) // STAR))
+        spare = min(int(self.share * rows), rows - smallest + 1)
+        return _stars(length, max(1, spare // STAR))
 
     def settle(self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple[MaskDesign, int]:
         spent = surprisal.shape[0]
@@ -438,8 +449,7 @@ class Auto(MaskDesign):
             return self._blind(length, rows), rows
         base = _stars(length, spent // STAR).unflatten(0, (-1, STAR))[:, 0]
         stars = surprisal.unflatten(0, (-1, STAR))
-        smallest = 2 * (length - 1) * (2 if self.orders.antithetic else 1) + 1
-        left = max(rows - spent + 1, smallest)  # Orders uses the fully masked row again
+        left = max(rows - spent + 1, self.orders.smallest(length))  # Orders uses the fully masked row again
         predicted = (
             0.75 * length * _commutators(base, stars).square().mean() / self.orders.layout(length, left).replicates
         )

@@ -7,8 +7,9 @@ standard error comes from independent replicates of all of that.
 import abc
 import dataclasses
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from jaxtyping import Float64, Int
@@ -17,9 +18,9 @@ from torch import Tensor
 from infodis.control import Control, Neighbours, fold_bounds, neighbour_map, predict
 from infodis.design import Auto, Layout, MaskDesign, numbers
 from infodis.errors import InputError
-from infodis.item import Item, Positions
+from infodis.item import Item, Positions, as_sequence
 from infodis.observe import Asker, Observations
-from infodis.predictor import Predictor
+from infodis.predictor import Predictor, gather_surprisal
 from infodis.rng import stream
 
 DEFAULT_EVALUATIONS = 128
@@ -89,6 +90,9 @@ class Estimate(Replicated):
     target: Int[Tensor, " target"]
     design: MaskDesign | str
     control: Control | None
+    about: tuple[int | str, ...]
+    """What the replicates have in common: the item's key and the rows of a replicate, or the order."""
+    seeds: frozenset[int]
 
     @property
     def bits_per_token(self) -> float:
@@ -97,17 +101,22 @@ class Estimate(Replicated):
     def merge(self, other: "Estimate") -> "Estimate":
         """Pool two independent runs of the same thing: as if one run had drawn all replicates.
 
-        Runs must differ in their seed, or they hold the same masks.
+        Runs must be of the same predictor (which cannot be checked here), sequence, design and budget, and differ in
+        their seeds, or they hold the same masks.
         """
-        mine = (self.quantity, self.design, self.control, self.target.tolist())
-        its = (other.quantity, other.design, other.control, other.target.tolist())
+        mine = (self.quantity, self.design, self.control, self.about)
+        its = (other.quantity, other.design, other.control, other.about)
         if mine != its:
-            raise InputError(f"Only estimates of the same thing can be merged, got {mine} and {its}.")
+            raise InputError(
+                "Only estimates of the same quantity, sequence, design, control and rows per replicate can be merged, "
+                f"got {mine} and {its}."
+            )
         if self.stopped == "exact":
             return self
-        if self.seed == other.seed:
+        if self.seeds & other.seeds:
             raise InputError(
-                f"Both estimates were drawn with seed {self.seed}: they hold the same masks. Change one seed."
+                f"Both estimates were drawn with seed {min(self.seeds & other.seeds)}: they hold the same masks. "
+                "Change one seed."
             )
         counts = self.replicates.numel(), other.replicates.numel()
         per_token = (counts[0] * self.per_token + counts[1] * other.per_token) / sum(counts)
@@ -116,6 +125,7 @@ class Estimate(Replicated):
             replicates=torch.cat([self.replicates, other.replicates]),
             per_token=per_token,
             evaluations=self.evaluations + other.evaluations,
+            seeds=self.seeds | other.seeds,
         )
 
     def __repr__(self) -> str:
@@ -137,8 +147,20 @@ class Request:
     evaluations: int | None = None
     standard_error: float | None = None
     batch_size: int = 256
+    replicates: int | None = None
+    """At most so many, whatever the budget pays for."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.design, MaskDesign):
+            raise InputError(f"design must be a value like Tiled(), got {self.design!r}.")
+        if self.control is not None and not isinstance(self.control, Control):
+            raise InputError(f"control must be a value like Neighbours(), or None, got {self.control!r}.")
+        for name in ("evaluations", "batch_size"):
+            number = getattr(self, name)
+            if number is not None and (isinstance(number, bool) or not hasattr(number, "__index__")):
+                raise InputError(f"{name} must be a whole number, got {number!r}.")
+        if self.standard_error is not None and not isinstance(self.standard_error, int | float):
+            raise InputError(f"standard_error must be a number, got {self.standard_error!r}.")
         if self.evaluations is not None and self.evaluations < 1:
             raise InputError(f"evaluations must be at least 1, got {self.evaluations}.")
         if self.standard_error is not None and not 0 < self.standard_error < math.inf:
@@ -154,8 +176,11 @@ class Request:
 
     def first_rows(self, length: int) -> int:
         """What to spend before looking at the standard error for the first time."""
-        two_orders = min(2 * length + 8, 256)  # so that Auto may take Orders where two of them are not too dear
-        return self.rows if self.standard_error is None else min(self.rows, max(64, two_orders))
+        if self.standard_error is not None:
+            two_orders = min(2 * length + 8, 256)  # so that Auto may take Orders where two of them are not too dear
+            everything = 2**length - 1 if length <= 8 else 0
+            return min(self.rows, max(64, two_orders, everything))
+        return self.rows
 
 
 def nll(
@@ -168,7 +193,7 @@ def nll(
     standard_error: float | None = None,
     design: MaskDesign = Auto(),
     control: Control | None = Neighbours(),
-    seed: int = 0,
+    seed: SupportsIndex = 0,
     batch_size: int = 256,
 ) -> "Estimate | list[Estimate]":
     """The mask-average negative log-likelihood of target tokens given context tokens [eq:nll], in nats.
@@ -197,18 +222,30 @@ def nll(
     True
     """
     request = Request(design, control, evaluations, standard_error, batch_size)
+    number = check_seed(seed)
     items, single = read_items(tokens, target=target, context=context)
-    found = estimate_items(predictor, items, request, seed=seed)
+    found = estimate_items(predictor, items, request, seed=number)
     return found[0] if single else found
+
+
+def check_seed(seed: Any) -> int:
+    """A seed as a plain integer: equal numbers of different types must not name different streams."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise InputError(f"A seed must be a whole number, got {seed!r}.")
+    return operator.index(seed)
 
 
 def read_items(
     tokens: Tokens, *, target: Positions | Sequence[Positions] | None, context: Positions | Sequence[Positions] | None
 ) -> tuple[list[Item], bool]:
     """Items from one sequence or many, and whether it was one."""
-    whole = tokens if isinstance(tokens, Tensor) else list(tokens)
+    try:
+        whole = tokens if isinstance(tokens, Tensor) else list(tokens)
+        count = len(whole)
+    except TypeError:
+        raise InputError(f"tokens must be a sequence of token ids or a list of sequences, got {tokens!r}.") from None
     single = whole.ndim == 1 if isinstance(whole, Tensor) else bool(whole) and _is_number(whole[0])
-    if len(whole) == 0:
+    if count == 0:
         raise InputError("There is nothing to score: no tokens were given.")
     sequences = [whole] if single else list(whole)
     targets, contexts = (_spread(sets, len(sequences), n) for sets, n in ((target, "target"), (context, "context")))
@@ -225,12 +262,14 @@ def _is_number(value: object) -> bool:
     return not isinstance(value, Iterable) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
-def _spread(sets: object, count: int, name: str) -> list:
+def _spread(sets: Any, count: int, name: str) -> list:
     """One set of positions for all sequences, or one for each."""
     if sets is None or (isinstance(sets, Tensor) and sets.ndim < 2):
         return [sets] * count
-    whole = list(sets)  # type: ignore[call-overload]  # positions are iterable by their type
-    if not whole or _is_number(whole[0]):
+    if not isinstance(sets, Iterable):
+        raise InputError(f"{name} must be a set of positions, like range(4) or [0, 2], got {sets!r}.")
+    whole = list(sets)
+    if all(part is not None and _is_number(part) for part in whole):
         return [whole] * count
     if len(whole) != count:
         raise InputError(
@@ -295,6 +334,8 @@ class Run:
         for design, rows in dict.fromkeys(self.settled):
             members = torch.tensor([n for n, choice in enumerate(self.settled) if choice == (design, rows)])
             layout = design.layout(self.items[0].target.numel(), rows)
+            if self.request.replicates is not None:
+                layout = dataclasses.replace(layout, replicates=min(layout.replicates, self.request.replicates))
             found |= self._until_done(design, layout, members)
         return [found[n] for n in range(len(self.items))]
 
@@ -306,14 +347,12 @@ class Run:
         while members.numel():
             sample = sample.extend(range(sample.count, count))
             values, credits = sample.combine()
-            grown = max(count + 1, count * 5 // 4)
+            grown = min(max(count + 1, count * 5 // 4), max(count, self.request.rows // layout.rows))
             done = [self._stopped(v, layout, grown) for v in values]
             for place, stopped in enumerate(done):
                 if stopped is not None:
                     number = int(members[place])
-                    found[number] = self._estimate(
-                        number, design, values[place], credits[place], sample.cost(place), stopped
-                    )
+                    found[number] = self._estimate(number, sample, values[place], credits[place], stopped, place)
             going = torch.tensor([n for n, stopped in enumerate(done) if stopped is None], dtype=torch.int64)
             members, sample, count = members[going], sample.subset(going), grown
         return found
@@ -324,16 +363,40 @@ class Run:
         asked = self.request.standard_error
         if asked is None:
             return "budget spent"
-        if not replicates.isfinite().all() or float(replicates.std()) / math.sqrt(replicates.numel()) <= asked:
+        if is_precise(replicates, asked):
             return "standard error reached"
-        return "cap reached" if grown * layout.rows > self.request.rows else None
+        return "cap reached" if grown == replicates.numel() else None
 
     def _estimate(
-        self, number: int, design: MaskDesign, values: Tensor, credits: Tensor, cost: int, stopped: Stopped
+        self, number: int, sample: "Sample", values: Tensor, credits: Tensor, stopped: Stopped, place: int
     ) -> Estimate:
+        item, design = self.items[number], sample.design
         control = None if design.telescoping else self.request.control
-        target = self.items[number].target
-        return Estimate("nll", values, cost, self.seed, stopped, credits, target, design, control)
+        about = (item.key, sample.layout.rows)
+        cost = sample.cost(place)
+        return Estimate(
+            "nll",
+            values,
+            cost,
+            self.seed,
+            stopped,
+            credits,
+            item.target,
+            design,
+            control,
+            about,
+            frozenset({self.seed}),
+        )
+
+
+def is_precise(replicates: Float64[Tensor, " replicates"], asked: float) -> bool:
+    """Whether the standard error is small enough, with some allowance for how badly few replicates know it.
+
+    Without the allowance runs would stop whenever the first few replicates happen to agree.
+    """
+    count = replicates.numel()
+    found = float(replicates.std()) / math.sqrt(count)
+    return not bool(replicates.isfinite().all()) or found * (1 + 2 / (count - 1)) <= asked
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -380,8 +443,8 @@ class Sample:
     def combine(self) -> tuple[Float64[Tensor, "items replicates"], Float64[Tensor, "items target"]]:
         """The value of every replicate and the credit of every position."""
         masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
-        impossible = surprisal.isinf().flatten(1).any(1)
-        finite = torch.where(impossible[:, None, None], 0.0, surprisal)
+        impossible = self.seen.surprisal.isinf().flatten(1).any(1)  # the pilot's rows count: one is enough
+        finite = torch.where(surprisal.isinf(), 0.0, surprisal)
         terms = self.weight * finite
         control = self.run.request.control
         if control is not None and not self.design.telescoping and self.count > 1:
@@ -389,7 +452,7 @@ class Sample:
         per_replicate = terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
         values, credits = per_replicate.sum(-1), per_replicate.mean(1)
         values[impossible] = math.inf
-        credits[impossible] = torch.where(surprisal[impossible].isinf().any(1), math.inf, credits[impossible])
+        credits = torch.where(self.seen.surprisal.isinf().any(1), math.inf, credits)
         return values, credits
 
     def _controlled(self, control: Control, masked: Tensor, surprisal: Tensor) -> Float64[Tensor, "items rows target"]:
@@ -430,14 +493,27 @@ def order_nll(
     item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
     asker = Asker.of(predictor, [item], batch_size=Request(batch_size=batch_size).batch_size)
     if isinstance(order, str) and order == "most-confident-first":
-        turns = _confident_turns(predictor, item)
+        credits, evaluations = _confident_credits(predictor, item)
+        turns = ()
     else:
-        turns = _turns(item, order)
-    steps = torch.arange(item.target.numel()).unsqueeze(-1)
-    surprisal = asker.ask(torch.zeros(len(steps), dtype=torch.int64), turns >= steps)
-    credits = surprisal.gather(0, turns.unsqueeze(0)).squeeze(0)
-    name = order if isinstance(order, str) else "given order"
-    return Estimate("order_nll", credits.sum().reshape(1), len(steps), 0, "exact", credits, item.target, name, None)
+        turn = _turns(item, order)
+        steps = torch.arange(item.target.numel()).unsqueeze(-1)
+        surprisal = asker.ask(torch.zeros(len(steps), dtype=torch.int64), turn >= steps)
+        credits, evaluations = surprisal.gather(0, turn.unsqueeze(0)).squeeze(0), len(steps)
+        turns = tuple(turn.tolist())
+    return Estimate(
+        quantity="order_nll",
+        replicates=credits.sum().reshape(1),
+        evaluations=evaluations,
+        seed=0,
+        stopped="exact",
+        per_token=credits,
+        target=item.target,
+        design=order if isinstance(order, str) else "given order",
+        control=None,
+        about=(item.key, *turns),
+        seeds=frozenset(),
+    )
 
 
 def _turns(item: Item, order: str | Sequence[int] | Tensor) -> Int[Tensor, " target"]:
@@ -451,21 +527,31 @@ def _turns(item: Item, order: str | Sequence[int] | Tensor) -> Int[Tensor, " tar
             )
         steps = torch.arange(count)
         return steps if order == "left-to-right" else count - 1 - steps
-    given = torch.as_tensor(order).long().cpu()
+    given = as_sequence(order)
     if given.shape != (count,) or not torch.equal(given.sort().values, item.target):
         raise InputError(f"order must list each of the {count} target positions once, got {given.tolist()}.")
     return torch.searchsorted(item.target, given).argsort()
 
 
-def _confident_turns(predictor: Predictor, item: Item) -> Int[Tensor, " target"]:
+@torch.no_grad()
+def _confident_credits(predictor: Predictor, item: Item) -> tuple[Float64[Tensor, " target"], int]:
+    """Reveal the most certain position again and again; what each token cost, and the rows it took."""
     hidden = item.hidden.clone()
     hidden[item.target] = True
-    turns = torch.zeros(item.length, dtype=torch.int64)
-    for step in range(item.target.numel()):
+    credits = torch.zeros(item.length, dtype=torch.float64)
+    evaluations = 0
+    while hidden[item.target].any():
         row = torch.where(hidden, predictor.mask_token, item.clean).unsqueeze(0)
-        confidence = predictor.log_conditionals(row)[0].max(-1).values.cpu()
+        answer = predictor.log_conditionals(row)
+        evaluations += 1
+        surprisal = gather_surprisal(
+            answer, item.clean.unsqueeze(0), hidden.unsqueeze(0), vocab_size=predictor.vocab_size
+        )
+        confidence = answer[0].max(-1).values.cpu()
         open_positions = item.target[hidden[item.target]]
         chosen = open_positions[confidence[open_positions].argmax()]
-        turns[chosen] = step
+        credits[chosen] = float(surprisal[0, chosen])
+        if credits[chosen].isinf():
+            break  # nothing is conditional on what cannot happen
         hidden[chosen] = False
-    return turns[item.target]
+    return credits[item.target], evaluations

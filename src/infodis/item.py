@@ -6,6 +6,7 @@ Positions in neither set stay masked throughout: they are summed out, and what t
 import dataclasses
 import functools
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -18,9 +19,17 @@ Positions = Iterable[int] | Int[Tensor, "..."] | Bool[Tensor, " length"]
 """A set of positions: indices in any order, a range, or one boolean per token."""
 
 
+def _as_tensor(values: Any, *, must: str) -> Tensor:
+    """Read numbers of any kind into a CPU tensor; `must` begins the error."""
+    try:
+        return torch.as_tensor(values if isinstance(values, Tensor) else list(values)).cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise InputError(f"{must}, got {values!r} ({error}).") from None
+
+
 def as_sequence(tokens: Iterable[int] | Tensor) -> Int[Tensor, " length"]:
     """Read one sequence of token ids into a CPU tensor of int64."""
-    sequence = torch.as_tensor(tokens if isinstance(tokens, Tensor) else list(tokens)).cpu()
+    sequence = _as_tensor(tokens, must="A sequence must be a flat list of token ids")
     if sequence.ndim != 1 or sequence.numel() == 0:
         raise InputError(f"A sequence must be a non-empty list of token ids, got shape {tuple(sequence.shape)}.")
     if sequence.is_floating_point() or sequence.is_complex() or sequence.dtype == torch.bool:
@@ -30,7 +39,7 @@ def as_sequence(tokens: Iterable[int] | Tensor) -> Int[Tensor, " length"]:
 
 def as_positions(positions: Positions, *, length: int, name: str) -> Int[Tensor, " positions"]:
     """Read a set of positions into a sorted tensor; `name` is how an error calls it."""
-    read = torch.as_tensor(positions if isinstance(positions, Tensor) else list(positions)).cpu()
+    read = _as_tensor(positions, must=f"{name} must be a flat list of positions, a range or one boolean per token")
     if read.dtype == torch.bool:
         if read.shape != (length,):
             raise InputError(
@@ -39,7 +48,7 @@ def as_positions(positions: Positions, *, length: int, name: str) -> Int[Tensor,
         return read.nonzero().squeeze(-1)
     if read.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
-    if read.ndim != 1 or read.is_floating_point():
+    if read.ndim != 1 or read.is_floating_point() or read.is_complex():
         raise InputError(
             f"{name} must be a flat list of whole positions, got {read.dtype} of shape {tuple(read.shape)}."
         )

@@ -7,7 +7,7 @@ be scored. `from_function` makes one from a callable; the wrappers change a pred
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -50,15 +50,18 @@ class Predictor(Protocol):
         return gather_surprisal(self.log_conditionals(rows), tokens, masked, vocab_size=self.vocab_size)
 
 
-def gather_surprisal(log_conditionals: Tensor, tokens: Tokens, masked: Masks, *, vocab_size: int) -> Surprisals:
+def gather_surprisal(log_conditionals: Any, tokens: Tokens, masked: Masks, *, vocab_size: int) -> Surprisals:
     """Pick -log p of the clean tokens at the masked positions, after checking that they are log-probabilities."""
     check_log_conditionals(log_conditionals, masked, vocab_size=vocab_size)
-    picked = log_conditionals.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return torch.where(masked, -picked, 0.0)
+    device = log_conditionals.device
+    picked = log_conditionals.gather(-1, tokens.to(device).unsqueeze(-1)).squeeze(-1)
+    return torch.where(masked.to(device), -picked, 0.0)
 
 
-def check_log_conditionals(log_conditionals: Tensor, masked: Masks, *, vocab_size: int) -> None:
+def check_log_conditionals(log_conditionals: Any, masked: Masks, *, vocab_size: int) -> None:
     """Raise `PredictorError` unless every masked position holds a normalised distribution. -inf is a legal log 0."""
+    if not isinstance(log_conditionals, Tensor):
+        raise PredictorError(f"log_conditionals must return a tensor, got {type(log_conditionals).__name__}.")
     expected = (*masked.shape, vocab_size)
     if tuple(log_conditionals.shape) != expected:
         raise PredictorError(
@@ -68,7 +71,7 @@ def check_log_conditionals(log_conditionals: Tensor, masked: Masks, *, vocab_siz
     if not log_conditionals.is_floating_point():
         raise PredictorError(f"log_conditionals must return floating point numbers, got {log_conditionals.dtype}.")
     totals = torch.logsumexp(log_conditionals.float(), dim=-1)
-    bad = masked & ~(totals.abs() <= TOLERANCE)  # NaN compares false, so it counts as bad
+    bad = masked.to(totals.device) & ~(totals.abs() <= TOLERANCE)  # NaN compares false, so it counts as bad
     if bad.any():
         row, position = (int(n) for n in bad.nonzero()[0])
         values = log_conditionals[row, position]
@@ -84,13 +87,15 @@ def check_log_conditionals(log_conditionals: Tensor, masked: Masks, *, vocab_siz
         )
 
 
-def check_surprisal(surprisal: Tensor, masked: Masks) -> None:
+def check_surprisal(surprisal: Any, masked: Masks) -> None:
     """Raise `PredictorError` unless every masked position holds a surprisal: not NaN, not negative (inf is legal)."""
+    if not isinstance(surprisal, Tensor):
+        raise PredictorError(f"surprisal must return a tensor, got {type(surprisal).__name__}.")
     if surprisal.shape != masked.shape:
         raise PredictorError(
             f"surprisal must return rows x length = {tuple(masked.shape)}, got {tuple(surprisal.shape)}."
         )
-    bad = masked & ~(surprisal >= -TOLERANCE)
+    bad = masked.to(surprisal.device) & ~(surprisal >= -TOLERANCE)
     if bad.any():
         row, position = (int(n) for n in bad.nonzero()[0])
         raise PredictorError(
@@ -103,15 +108,15 @@ def check_surprisal(surprisal: Tensor, masked: Masks) -> None:
 class FunctionPredictor(Predictor):
     """A predictor made of a callable; see `from_function`."""
 
-    function: Callable[[Tensor], Tensor]
+    function: Callable[[Tensor], Any]
     vocab_size: int
     mask_token: int
 
-    def log_conditionals(self, tokens: Tokens) -> Tensor:  # whatever it is: `surprisal` checks it
+    def log_conditionals(self, tokens: Tokens) -> Any:  # whatever it is: `surprisal` checks it
         return self.function(tokens)
 
 
-def from_function(function: Callable[[Tensor], Tensor], *, vocab_size: int, mask_token: int) -> FunctionPredictor:
+def from_function(function: Callable[[Tensor], Any], *, vocab_size: int, mask_token: int) -> FunctionPredictor:
     """Wrap any callable that maps masked rows (rows x length) to log-probabilities (rows x length x vocab_size).
 
     >>> fair = from_function(lambda t: torch.full((*t.shape, 2), 0.5).log(), vocab_size=2, mask_token=2)
@@ -156,7 +161,7 @@ class Guided(Wrapper):
     """Classifier-free guidance: log p is proportional to (1 + scale) log p(. | prompt) - scale log p(. | no prompt).
 
     `prompt` holds the positions to hide for the second term. Every row costs two rows of `predictor`. Tokens of
-    probability zero without the prompt keep probability zero.
+    probability zero with or without the prompt keep probability zero.
     """
 
     prompt: tuple[int, ...] = ()
@@ -175,7 +180,8 @@ class Guided(Wrapper):
         hidden = tokens.clone()
         hidden[:, list(self.prompt)] = self.mask_token
         given, free = self.predictor.log_conditionals(torch.cat([tokens, hidden])).chunk(2)
-        mixed = torch.where(free == -math.inf, -math.inf, given + self.scale * (given - free))
+        impossible = (given == -math.inf) | (free == -math.inf)
+        mixed = torch.where(impossible, -math.inf, given + self.scale * (given - free))
         return torch.log_softmax(mixed, dim=-1)
 
 

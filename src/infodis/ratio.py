@@ -7,8 +7,8 @@ positions, the same keys decide which [eq:ratio].
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
@@ -16,7 +16,18 @@ from torch import Tensor
 from infodis.control import Control, Neighbours
 from infodis.design import Auto, MaskDesign
 from infodis.errors import InputError
-from infodis.estimate import Estimate, Replicated, Request, Run, Stopped, Tokens, estimate_items, read_items
+from infodis.estimate import (
+    Estimate,
+    Replicated,
+    Request,
+    Run,
+    Stopped,
+    Tokens,
+    check_seed,
+    estimate_items,
+    is_precise,
+    read_items,
+)
 from infodis.item import Item, Positions
 from infodis.predictor import Predictor
 from infodis.rng import key
@@ -50,7 +61,7 @@ def log_ratio(
     design: MaskDesign = Auto(),
     control: Control | None = Neighbours(),
     coupled: bool = True,
-    seed: int = 0,
+    seed: SupportsIndex = 0,
     batch_size: int = 256,
 ) -> "Ratio | list[Ratio]":
     """Log p(y) - log p(x), or log p(y) under `predictor` minus log p(y) under `reference`, with its standard error.
@@ -83,8 +94,13 @@ def log_ratio(
             raise InputError(f"x must be one sequence, got {len(base)}. For many candidates give a list as y.")
         denominators = base * len(numerators)
     other = predictor if reference is None else reference
+    for model, items in ((predictor, numerators), (other, denominators)):
+        for item in items:
+            item.check_vocabulary(vocab_size=model.vocab_size, mask_token=model.mask_token)
+    known: dict[tuple, Estimate] = {}
     pairs = zip(numerators, denominators, strict=True)
-    found = [Pair(predictor, above, other, below, request, coupled, seed).ratio() for above, below in pairs]
+    number = check_seed(seed)
+    found = [Pair(predictor, above, other, below, request, coupled, number, known).ratio() for above, below in pairs]
     return found[0] if single else found
 
 
@@ -99,6 +115,8 @@ class Pair:
     request: Request
     coupled: bool
     seed: int
+    known: dict[tuple, Estimate] = dataclasses.field(default_factory=dict)
+    """Estimates of the lower side: candidates that are compared with the same sequence share them."""
 
     def ratio(self) -> Ratio:
         design, rows, spent = self._settle()
@@ -129,11 +147,19 @@ class Pair:
         return design, rows, int(run.seen.cost[0])
 
     def _round(self, design: MaskDesign, rows: int, number: int) -> tuple[Estimate, Estimate]:
-        request = dataclasses.replace(self.request, design=design, evaluations=rows, standard_error=None)
+        sizes = {item.target.numel() for item in (self.above, self.below)}
+        layouts = [design.layout(size, rows) for size in sizes]
+        replicates = min((layout.replicates for layout in layouts if layout.replicates > 1), default=None)
+        request = dataclasses.replace(
+            self.request, design=design, evaluations=rows, standard_error=None, replicates=replicates
+        )
         shared = key(self.below.key, "ratio", number)
+        name = (self.below.key, request, number)
+        if name not in self.known:
+            self.known[name] = estimate_items(self.other, [self.below], request, seed=self.seed, names=[shared])[0]
         apart = shared if self.coupled else key(shared, "apart")
-        sides = ((self.predictor, self.above, apart), (self.other, self.below, shared))
-        above, below = (estimate_items(p, [i], request, seed=self.seed, names=[n])[0] for p, i, n in sides)
+        above = estimate_items(self.predictor, [self.above], request, seed=self.seed, names=[apart])[0]
+        below = self.known[name]
         if above.impossible and below.impossible:
             raise InputError("Both sides have probability zero, so their ratio is not defined.")
         return above, below
@@ -145,7 +171,7 @@ class Pair:
             return "exact"
         if asked is None:
             return "budget spent"
-        if not found.isfinite().all() or float(found.std()) / math.sqrt(found.numel()) <= asked:
+        if is_precise(found, asked):
             return "standard error reached"
         used = spent + sum(max(above.evaluations, below.evaluations) for above, below in rounds)
         return "cap reached" if used * (len(rounds) + 1) / len(rounds) > self.request.rows else None

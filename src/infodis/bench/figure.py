@@ -1,7 +1,9 @@
 """Pictures of benchmark records. Needs matplotlib: pip install 'infodis[plot]'."""
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from infodis.bench.experiments import BASELINE, Outcome
 from infodis.errors import InfodisError
@@ -14,16 +16,22 @@ LABELS = {
 }
 
 
-def draw_variance(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Mean squared error of every design relative to the paper's, one panel per problem, on a log scale."""
+def load_pyplot() -> Any:
+    """Matplotlib without a screen, its SVG files the same at every run."""
     try:
         import matplotlib
     except ImportError:
-        raise InfodisError("Drawing needs matplotlib: pip install 'infodis[plot]'. The table needs nothing.") from None
+        raise InfodisError(
+            "Drawing needs matplotlib: pip install 'infodis[plot]'. Leave --out away for the table."
+        ) from None
     matplotlib.use("agg")
     matplotlib.rcParams |= {"svg.hashsalt": "infodis", "svg.fonttype": "none"}
-    from matplotlib import pyplot
+    return importlib.import_module("matplotlib.pyplot")
 
+
+def draw_variance(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Mean squared error of every design relative to the paper's, one panel per problem, on a log scale."""
+    pyplot = load_pyplot()
     problems = list(dict.fromkeys(outcome.problem for outcome in outcomes))
     figure, panels = pyplot.subplots(
         1, len(problems), figsize=(5.2 * len(problems), 6.4), sharey=True, squeeze=False, layout="constrained"
