@@ -42,14 +42,14 @@ def version() -> None:
 @bench.command("variance")
 def bench_variance(
     rows: Annotated[int, typer.Option(min=64, help="Forward rows per run.")] = 128,
-    runs: Runs = 500,
-    sequences: Sequences = 3,
+    runs: Runs = 250,
+    sequences: Sequences = 8,
     temperature: Annotated[list[float] | None, typer.Option(help="Of the chain; may be repeated.")] = None,
     out: Out = None,
 ) -> None:
     """Mean squared error, bias and coverage of every design at equal rows, other projects' samplers included.
 
-    Example: [bold]infodis bench variance --runs 2000 --out out/bench[/bold]
+    Example: [bold]infodis bench variance --runs 750 --out out/bench[/bold]
     """
     from infodis.bench import experiments, problems
 
@@ -84,7 +84,7 @@ def bench_variance(
 @bench.command("auto")
 def bench_auto(
     budgets: Annotated[list[int] | None, typer.Option("--rows", min=32, help="May be repeated.")] = None,
-    runs: Runs = 300,
+    runs: Runs = 1000,
     sequences: Sequences = 3,
     noise: Annotated[list[float] | None, typer.Option(help="On the logits; may be repeated.")] = None,
     out: Out = None,
