@@ -49,7 +49,7 @@ def bench_variance(
 ) -> None:
     """Mean squared error, bias and coverage of every design at equal rows, other projects' samplers included.
 
-    Example: [bold]infodis bench variance --runs 750 --out out/bench[/bold]
+    Example: [bold]infodis bench variance --runs 500 --out out/bench[/bold]
     """
     from infodis.bench import experiments, problems
 

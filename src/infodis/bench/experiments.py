@@ -29,7 +29,7 @@ from infodis.estimate import Estimate, Request, estimate_items
 from infodis.item import Item
 from infodis.oracle import MarkovChain
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
-from infodis.rng import stream
+from infodis.rng import key, stream
 
 DESIGNS: dict[str, MaskDesign] = {
     "TimeIntegral": TimeIntegral(),
@@ -64,9 +64,12 @@ class Outcome:
     coverage: float | None
 
 
-def run_many(table: Tabulated, request: Request, *, runs: int, seed: int = 0) -> list[Estimate]:
-    """Independent runs on one item."""
-    return estimate_items(table, [table.item] * runs, request, seed=seed, names=list(range(runs)))
+def run_many(
+    table: Tabulated, request: Request, *, runs: int, seed: int = 0, name: int | None = None
+) -> list[Estimate]:
+    """Independent runs on one item, their masks named after the item, or after another one to couple with."""
+    names = [key(table.item.key if name is None else name, run) for run in range(runs)]
+    return estimate_items(table, [table.item] * runs, request, seed=seed, names=names)
 
 
 def measure(problem: Problem, request: Request, *, runs: int, name: str = "", seed: int = 0) -> Outcome:
@@ -169,10 +172,10 @@ def coupling(*, rows: int, runs: int, target: int = 12) -> Iterator[Coupling]:
 
 
 def _ratios(above: Tabulated, below: Tabulated, request: Request, shared: bool, runs: int) -> Float64[Tensor, " runs"]:
-    """Many runs of `log_ratio` at once: run n of both sides draws from the stream named n, or from two seeds."""
-    seeds = (0, 0 if shared else 1)
-    sides = [run_many(table, request, runs=runs, seed=s) for table, s in zip((above, below), seeds, strict=True)]
-    return torch.tensor([x.value - y.value for y, x in zip(*sides, strict=True)], dtype=torch.float64)
+    """Many runs of `log_ratio` at once: both sides draw from the streams of the lower one, or each from its own."""
+    y = run_many(above, request, runs=runs, name=below.item.key if shared else None)
+    x = run_many(below, request, runs=runs)
+    return torch.tensor([b.value - a.value for a, b in zip(y, x, strict=True)], dtype=torch.float64)
 
 
 class Instant(Predictor):
