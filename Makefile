@@ -26,7 +26,7 @@ check: $(STAMP)  ## lint, format, types
 	$(BIN)/mypy
 
 bench: $(STAMP)  ## the numbers of docs/benchmarks.md
-	$(BIN)/infodis bench variance --runs 500 --out out/bench
+	$(BIN)/infodis bench variance --sequences 40 --runs 100 --out out/bench
 	$(BIN)/infodis bench auto --out out/bench
 	$(BIN)/infodis bench ratio --runs 400 --out out/bench
 	$(BIN)/infodis bench overhead --out out/bench

@@ -163,7 +163,7 @@ def test_evaluations_stay_within_the_budget():
 
 
 def test_designs_are_values():
-    assert Tiled() == Tiled(power=0.15)
+    assert Tiled() == Tiled(power=0.2)
     assert hash(Auto()) == hash(Auto())
     assert repr(Orders(antithetic=True)) == "Orders(antithetic=True)"
     with pytest.raises(InputError, match="power"):

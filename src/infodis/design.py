@@ -238,7 +238,8 @@ class Tiled(MaskDesign):
     """Ours: sizes on a fixed schedule, and masks dealt from a deck so that positions and pairs are masked evenly.
 
     *Sizes.* Each replicate splits 1..m into groups of neighbouring sizes and gives every group a fixed number of rows,
-    proportional to (1/k - 1/m + floor/m)^power: more rows for small masks, which cover little and vary much. Within a
+    proportional to (1/k - 1/m + floor/m)^power: more rows for small masks, which cover little and vary much. With rows
+    enough, every size is a group of its own, and the full mask, of which there is only one, gets one row. Within a
     group sizes are stratified. A row of size k in a group of g sizes and c rows has weight g / (c k) [eq:tiled], so
     that the total weight is m in every replicate, not only on average.
 
@@ -249,7 +250,7 @@ class Tiled(MaskDesign):
     exactly unbiased.
     """
 
-    power: float = 0.15
+    power: float = 0.2
     floor: float = 0.3
 
     def __post_init__(self) -> None:
@@ -282,14 +283,27 @@ class _Schedule:
 def _schedule(length: int, rows: int, power: float, floor: float) -> _Schedule:
     sizes = torch.arange(1, length + 1, dtype=torch.float64)
     density = (1 / sizes - 1 / length + floor / length) ** power
-    cumulative = (density.cumsum(0) / density.sum())[:-1].contiguous()
-    middles = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
-    chosen, counts = (1 + torch.searchsorted(cumulative, middles, right=True)).unique(return_counts=True)
-    tops = torch.cat([(chosen[:-1] + chosen[1:]) // 2, torch.tensor([length])])
+    ideal = (rows - 1) * density[:-1] / density[:-1].sum()
+    if length > 1 and bool((ideal >= 1).all()):
+        counts = torch.cat([_apportion(ideal), torch.tensor([1])])
+        tops = sizes.long()
+    else:
+        cumulative = (density.cumsum(0) / density.sum())[:-1].contiguous()
+        middles = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
+        chosen, counts = (1 + torch.searchsorted(cumulative, middles, right=True)).unique(return_counts=True)
+        tops = torch.cat([(chosen[:-1] + chosen[1:]) // 2, torch.tensor([length])])
     bottoms = torch.cat([torch.tensor([0]), tops[:-1]])
-    group = torch.arange(len(chosen)).repeat_interleave(counts)
+    group = torch.arange(len(counts)).repeat_interleave(counts)
     place = torch.arange(rows) - (counts.cumsum(0) - counts)[group]
     return _Schedule(bottoms[group], (tops - bottoms)[group], counts[group], place)
+
+
+def _apportion(ideal: Float64[Tensor, " sizes"]) -> Int[Tensor, " sizes"]:
+    """Whole numbers with the same sum, by largest remainders: they fall where `ideal` falls."""
+    counts = ideal.floor().long()
+    left = round(float(ideal.sum())) - int(counts.sum())
+    largest = (ideal - counts).argsort(descending=True, stable=True)[:left]
+    return counts.index_add(0, largest, torch.ones_like(largest))
 
 
 def _deal(keys: Keys, sizes: Int[Tensor, "batch rows"]) -> Bool[Tensor, "batch rows length"]:
