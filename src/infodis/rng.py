@@ -32,3 +32,8 @@ def stream(seed: int, *path: Name) -> torch.Generator:
 def uniforms(*shape: int, generator: torch.Generator) -> Float64[Tensor, "..."]:
     """Independent numbers, uniform on [0, 1), with 53 random bits each (ties among them never happen in practice)."""
     return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
+def seed_dropout(seed: int, *path: Name) -> None:
+    """Name the stream that dropout layers draw from: the one draw that takes no generator."""
+    torch.manual_seed(key(seed, *path))

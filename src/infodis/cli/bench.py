@@ -1,42 +1,22 @@
-"""The command line: parse, call, print. Heavy imports happen inside commands, so that --help answers at once."""
+"""`infodis bench`: the estimators against exact answers, networks against their peers."""
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from infodis import __version__
-from infodis.errors import InfodisError
+from infodis.cli.screen import console, progress_console
 
-app = typer.Typer(
-    help="How likely does a discrete diffusion model find a piece of data, and how sure is that number?",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
 bench = typer.Typer(help="Measure the estimators against exact answers.", no_args_is_help=True, rich_markup_mode="rich")
-app.add_typer(bench, name="bench")
-
-console = Console(width=None if sys.stdout.isatty() else 132)
-progress_console = Console(stderr=True)
 
 Out = Annotated[Path | None, typer.Option(help="Directory for records (JSONL) and pictures (SVG).")]
 Runs = Annotated[int, typer.Option(min=2, help="Independent runs of every estimator on every sequence.")]
 Sequences = Annotated[int, typer.Option(min=1, help="Sequences per problem.")]
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    console.print(__version__)
 
 
 @bench.command("variance")
@@ -49,7 +29,7 @@ def bench_variance(
 ) -> None:
     """Mean squared error, bias and coverage of every design at equal rows, other projects' samplers included.
 
-    Example: [bold]infodis bench variance --runs 500 --out out/bench[/bold]
+    Example: [bold]infodis bench variance --sequences 40 --runs 100 --out out/bench[/bold]
     """
     from infodis.bench import experiments, problems
 
@@ -163,12 +143,3 @@ def _save(records: Iterable[Any], out: Path | None, name: str) -> None:
     path = out / f"{name}.jsonl"
     path.write_text("".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in records))
     console.print(f"Records: {path}")
-
-
-def main() -> None:
-    """Entry point: what infodis raises on purpose becomes one line on standard error and exit code 1."""
-    try:
-        app()
-    except InfodisError as error:
-        progress_console.print(f"[bold red]Error:[/bold red] {escape(str(error))}", highlight=False)
-        sys.exit(1)

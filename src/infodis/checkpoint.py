@@ -1,0 +1,174 @@
+"""Networks on disk: a directory with `config.json` and `model.safetensors`. Written at once or not at all.
+
+Two layouts are read: our own, and that of the public RADD and SEDD checkpoints on the Hugging Face hub.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from infodis.data import Tokenizer, tokenizer_from
+from infodis.errors import InputError
+from infodis.nets import RADD, SEDD, Shape
+
+FORMAT = "infodis-1"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a network is, apart from its weights."""
+
+    network: Literal["radd", "sedd"]
+    vocab_size: int
+    shape: Shape
+    length: int
+    """Tokens it was trained on at a time."""
+    noise: Literal["absorbing", "uniform"] = "absorbing"
+    scaled: bool = True
+    tokenizer: Tokenizer | None = None
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """How it came to be: steps, seed, validation, versions."""
+
+    def build(self) -> nn.Module:
+        """The network, its weights not yet set."""
+        if self.network == "radd":
+            return RADD(self.vocab_size, self.shape)
+        return SEDD(self.vocab_size, self.shape, noise=self.noise, scaled=self.scaled)
+
+    def to_json(self) -> dict[str, Any]:
+        described = None if self.tokenizer is None else self.tokenizer.describe()
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {"format": FORMAT, **fields, "shape": dataclasses.asdict(self.shape), "tokenizer": described}
+
+    @staticmethod
+    def from_json(config: dict[str, Any], *, where: Path) -> "Spec":
+        if config.get("format") == FORMAT:
+            fields = {key: value for key, value in config.items() if key != "format"}
+            fields["shape"] = Shape(**fields["shape"])
+            fields["tokenizer"] = None if fields["tokenizer"] is None else tokenizer_from(fields["tokenizer"])
+            return Spec(**fields)
+        if "tokens" in config and "hidden_size" in config.get("model", {}):
+            return _public_spec(config)
+        raise InputError(
+            f"{where} is neither an infodis checkpoint (format {FORMAT!r}) nor a public RADD or SEDD one "
+            f"(with tokens and model.hidden_size); its keys are {', '.join(sorted(config)) or 'none'}."
+        )
+
+
+def _public_spec(config: dict[str, Any]) -> Spec:
+    """The configuration that ships with the public checkpoints: RADD's blocks are of type `ddit_wot`, without time."""
+    model = config["model"]
+    return Spec(
+        network="radd" if "wot" in model.get("type", "") or "radd" in model.get("name", "") else "sedd",
+        vocab_size=config["tokens"],
+        shape=Shape(
+            width=model["hidden_size"],
+            blocks=model["n_blocks"],
+            heads=model["n_heads"],
+            dropout=model.get("dropout", 0.0),
+            condition=model.get("cond_dim", 128),
+        ),
+        length=model.get("length", 1024),
+        noise="uniform" if config.get("graph", {}).get("type") == "uniform" else "absorbing",
+        scaled=bool(model.get("scale_by_sigma", False)),
+    )
+
+
+def save(directory: Path, spec: Spec, weights: dict[str, Tensor]) -> None:
+    """Write config and weights into an existing directory."""
+    (directory / CONFIG).write_text(json.dumps(spec.to_json(), indent=2) + "\n", encoding="utf-8")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, directory / WEIGHTS)
+
+
+def read_spec(directory: Path) -> Spec:
+    """The spec of a checkpoint, without its weights."""
+    path = directory / CONFIG
+    if not path.is_file():
+        raise InputError(f"{directory} is not a checkpoint: it has no {CONFIG}.")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not JSON ({error}).") from error
+    return Spec.from_json(config, where=path)
+
+
+def load(directory: Path) -> tuple[nn.Module, Spec]:
+    """The network of a checkpoint, in float32 on the CPU, and its spec."""
+    spec = read_spec(directory)
+    network = spec.build()
+    weights = {name: tensor.float() for name, tensor in read_weights(directory / WEIGHTS).items()}
+    weights.pop("rotary_emb.inv_freq", None)  # public checkpoints carry it; it is computed here
+    set_weights(network, weights, where=directory / WEIGHTS)
+    return network.eval(), spec
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file."""
+    if not path.is_file():
+        raise InputError(f"There are no weights {path}.")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"{path} cannot be read ({error}). It may be cut off: copy or download it again.") from error
+
+
+def set_weights(network: nn.Module, weights: dict[str, Tensor], *, where: Path) -> None:
+    """Load weights by name; every one must be there, have its shape, and be finite."""
+    mine = network.state_dict()
+    wrong = [
+        *(f"{name} is missing" for name in mine if name not in weights),
+        *(f"{name} is not part of the network" for name in weights if name not in mine),
+        *(
+            f"{name} has shape {tuple(weights[name].shape)}, expected {tuple(mine[name].shape)}"
+            for name in mine
+            if name in weights and weights[name].shape != mine[name].shape
+        ),
+        *(f"{name} holds NaN or inf" for name in mine if name in weights and not weights[name].isfinite().all()),
+    ]
+    if wrong:
+        raise InputError(f"{where} does not fit its {CONFIG}: {'; '.join(wrong[:5])} ({len(wrong)} differences).")
+    network.load_state_dict(weights)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """A fresh directory to write into, which becomes `path` when all is written and on disk."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        for file in unfinished.iterdir():
+            _sync(file)
+        shutil.rmtree(path, ignore_errors=True)
+        os.rename(unfinished, path)
+        _sync(path.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def atomic_text(path: Path, text: str) -> None:
+    """Replace a small file at once."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished.write_text(text, encoding="utf-8")
+    _sync(unfinished)
+    os.replace(unfinished, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,290 @@
+"""Text to tokens: tokenizers, and token files that are read by memory map, never whole."""
+
+import abc
+import dataclasses
+import functools
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from infodis.errors import InputError
+
+PIECE = 2**20
+"""Characters read at a time."""
+
+ALPHABETS = {"text8": "abcdefghijklmnopqrstuvwxyz ", "dna": "ACGT"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer(abc.ABC):
+    """Text to numbers and back."""
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int:
+        """Tokens are 0 .. vocab_size - 1."""
+
+    @abc.abstractmethod
+    def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
+        """The tokens of a text; `InputError` if it has none for some character."""
+
+    @abc.abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of some tokens."""
+
+    @abc.abstractmethod
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """What each token looks like, for pictures and tables."""
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """All there is to know, for config.json; see `tokenizer_from`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Characters(Tokenizer):
+    """One token per character of a fixed alphabet.
+
+    >>> Characters("ACGT").encode("GATTACA").tolist()
+    [2, 0, 3, 3, 0, 1, 0]
+    """
+
+    alphabet: str
+
+    def __post_init__(self) -> None:
+        if not self.alphabet or len(set(self.alphabet)) != len(self.alphabet):
+            raise InputError(f"An alphabet must hold each character once and not be empty, got {self.alphabet!r}.")
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.alphabet)
+
+    def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        known, token = self._table
+        place = np.searchsorted(known, codes).clip(max=len(known) - 1)
+        unknown = np.flatnonzero(known[place] != codes)
+        if len(unknown):
+            at = int(unknown[0])
+            raise InputError(
+                f"The alphabet is {self.alphabet!r}; the text holds {text[at]!r} at character {at} "
+                f"({len(unknown)} such characters). Remove them, or use a tokenizer that knows them."
+            )
+        return token[place]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(self.pieces(tokens))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return [self.alphabet[token] if token < self.vocab_size else "\N{LIGHT SHADE}" for token in tokens]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "characters", "alphabet": self.alphabet}
+
+    @functools.cached_property
+    def _table(self) -> tuple[np.ndarray, np.ndarray]:
+        codes = np.array([ord(character) for character in self.alphabet], dtype=np.uint32)
+        order = np.argsort(codes)
+        return codes[order], order.astype(np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subwords(Tokenizer):
+    """A Hugging Face `tokenizer.json`, kept as its text."""
+
+    definition: str
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return [self._tokenizer.id_to_token(token) or "\N{LIGHT SHADE}" for token in tokens]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "subwords", "definition": self.definition}
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            from tokenizers import Tokenizer as Library
+        except ImportError as error:
+            raise InputError("A tokenizer.json needs the tokenizers library: pip install 'infodis[train]'.") from error
+        return Library.from_str(self.definition)
+
+
+def tokenizer_named(name: str, *, base: Path = Path()) -> Tokenizer:
+    """`text8`, `dna`, `characters:<alphabet>`, or the path of a Hugging Face tokenizer.json."""
+    if name in ALPHABETS:
+        return Characters(ALPHABETS[name])
+    if name.startswith("characters:"):
+        return Characters(name.removeprefix("characters:"))
+    path = base / name
+    if not path.is_file():
+        raise InputError(
+            f"A tokenizer is {', '.join(ALPHABETS)}, characters:<alphabet> or the path of a tokenizer.json; "
+            f"got {name!r}, and there is no file {path}."
+        )
+    return Subwords(path.read_text(encoding="utf-8"))
+
+
+def tokenizer_from(description: dict[str, Any]) -> Tokenizer:
+    """The inverse of `Tokenizer.describe`."""
+    kinds = {"characters": ("alphabet", Characters), "subwords": ("definition", Subwords)}
+    if description.get("kind") not in kinds:
+        raise InputError(f"A tokenizer is of kind {' or '.join(kinds)}, got {description.get('kind')!r}.")
+    field, make = kinds[description["kind"]]
+    return make(description[field])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenFile:
+    """A long row of tokens on disk, of which windows are read."""
+
+    path: Path
+    tokens: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def windows(self, starts: Int[Tensor, " rows"], length: int) -> Int[Tensor, "rows length"]:
+        places = starts.numpy()[:, None] + np.arange(length)
+        return torch.from_numpy(self.tokens[places].astype(np.int64))
+
+    def spread(self, count: int, length: int) -> Int[Tensor, "rows length"]:
+        """Up to `count` windows at fixed places, evenly spread over the file, none overlapping another."""
+        whole = len(self) // length
+        starts = torch.linspace(0, whole - 1, min(count, whole)).long() * length
+        return self.windows(starts, length)
+
+    def random(
+        self, count: int, length: int, *, aligned: bool, generator: torch.Generator
+    ) -> Int[Tensor, "rows length"]:
+        """Windows at random places; `aligned` ones start at multiples of their length."""
+        step = length if aligned else 1
+        places = (len(self) - length) // step + 1
+        return self.windows(torch.randint(places, (count,), generator=generator) * step, length)
+
+
+def open_tokens(source: Path, tokenizer: Tokenizer, *, cache: Path, length: int, field: str = "text") -> TokenFile:
+    """A token file for `source`: text, JSONL (their `field`), either gzipped, or an .npy file of tokens.
+
+    Text is tokenised once, piece by piece, into `cache`, which is used again while source and tokenizer are the same.
+    """
+    if not source.is_file():
+        raise InputError(f"There is no data file {source}.")
+    if source.suffix == ".npy":
+        tokens = np.load(source, mmap_mode="r", allow_pickle=False)
+        _check_tokens(source, tokens, tokenizer.vocab_size)
+    else:
+        tokens = _tokenised(source, tokenizer, cache, field)
+    if len(tokens) < length:
+        raise InputError(f"{source} holds {len(tokens)} tokens, fewer than one window of {length}.")
+    return TokenFile(source, tokens)
+
+
+def _check_tokens(source: Path, tokens: np.ndarray, vocab_size: int) -> None:
+    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        raise InputError(f"{source} must hold one row of whole numbers, found {tokens.dtype} of shape {tokens.shape}.")
+    for start in range(0, len(tokens), PIECE):
+        piece = tokens[start : start + PIECE]
+        if int(piece.max()) >= vocab_size or int(piece.min()) < 0:
+            raise InputError(
+                f"{source} holds token {int(piece.max())} or {int(piece.min())}; the vocabulary is 0..{vocab_size - 1}."
+            )
+
+
+def _tokenised(source: Path, tokenizer: Tokenizer, cache: Path, field: str) -> np.ndarray:
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    note = cache.with_suffix(".json")
+    stat = source.stat()
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
+    about = {
+        "source": str(source.resolve()),
+        "size": stat.st_size,
+        "modified": stat.st_mtime_ns,
+        "field": field,
+        "dtype": dtype,
+        "tokenizer": tokenizer.describe(),
+    }
+    if not (cache.is_file() and note.is_file() and json.loads(note.read_text()) == about):
+        note.unlink(missing_ok=True)
+        unfinished = cache.with_suffix(f".{os.getpid()}.tmp")
+        with unfinished.open("wb") as out:
+            for tokens in _encoded(source, tokenizer, field):
+                out.write(tokens.astype(dtype).tobytes())
+        os.replace(unfinished, cache)
+        note.write_text(json.dumps(about))
+    if cache.stat().st_size == 0:
+        raise InputError(f"{source} holds no text.")
+    return np.memmap(cache, dtype=dtype, mode="r")
+
+
+def encode_file(source: Path, tokenizer: Tokenizer, field: str = "text") -> Int[np.ndarray, " tokens"]:
+    """All tokens of a file of text or JSONL, in memory."""
+    if not source.is_file():
+        raise InputError(f"There is no file {source}.")
+    found = list(_encoded(source, tokenizer, field))
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+def _encoded(source: Path, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
+    unlined = isinstance(tokenizer, Characters) and "\n" not in tokenizer.alphabet
+    for text in texts(
+        source, field
+    ):  # without a line end in the alphabet, line ends belong to the file, not to the data
+        yield tokenizer.encode(text.replace("\n", "") if unlined else text)
+
+
+def texts(source: Path, field: str = "text") -> Iterator[str]:
+    """The texts of a file: JSONL rows one by one, plain text in pieces that end at a line or a word."""
+    with _opened(source) as file:
+        if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+            yield from _json_texts(source, file, field)
+        else:
+            yield from _pieces(file)
+
+
+def _opened(source: Path) -> io.TextIOBase:
+    if source.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(source), encoding="utf-8")
+    return source.open(encoding="utf-8")
+
+
+def _json_texts(source: Path, file: io.TextIOBase, field: str) -> Iterator[str]:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{source}, line {number}: not JSON ({error}).") from error
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            raise InputError(f"{source}, line {number}: expected an object with a text field {field!r}.")
+        yield row[field]
+
+
+def _pieces(file: io.TextIOBase) -> Iterator[str]:
+    kept = ""
+    while piece := file.read(PIECE):
+        text = kept + piece
+        cut = max(text.rfind("\n"), text.rfind(" ")) + 1 or len(text)
+        kept = text[cut:]
+        yield text[:cut]
+    if kept:
+        yield kept

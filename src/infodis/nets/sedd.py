@@ -1,0 +1,111 @@
+"""SEDD: log-scores log p_t(y) / p_t(x) for every token y at every position, given the noise (Lou et al., 2024)."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from infodis.nets.transformer import Embedding, Hidden, Rotation, Shape, attend, feed_forward, rotation
+
+Tokens = Int[Tensor, "rows length"]
+Noise = Literal["absorbing", "uniform"]
+Condition = Float[Tensor, "rows condition"]
+
+FREQUENCIES = 128
+"""Of the time embedding."""
+
+
+class SEDD(nn.Module):
+    """A score network. With absorbing noise the mask is token vocab_size; uniform noise has no mask."""
+
+    def __init__(self, vocab_size: int, shape: Shape, *, noise: Noise = "absorbing", scaled: bool = True) -> None:
+        super().__init__()
+        self.vocab_size, self.shape, self.noise = vocab_size, shape, noise
+        self.scaled = scaled and noise == "absorbing"
+        states = vocab_size + (noise == "absorbing")
+        self.vocab_embed = Embedding(states, shape.width)
+        self.sigma_map = TimeEmbedding(shape.condition)
+        self.blocks = nn.ModuleList([ModulatedBlock(shape) for _ in range(shape.blocks)])
+        self.output_layer = ModulatedOutput(shape, states)
+
+    @property
+    def mask_token(self) -> int:
+        return self.vocab_size
+
+    def forward(self, tokens: Tokens, sigma: Float[Tensor, " rows"]) -> Float[Tensor, "rows length states"]:
+        """Log-scores at total noise `sigma` (the integral of the rate); 0 for the token that is there.
+
+        `scaled` subtracts log(exp(sigma) - 1) and log(states - 1): the size that absorbing scores have on average.
+        """
+        x = self.vocab_embed(tokens)
+        condition = F.silu(self.sigma_map(sigma))
+        rotated = rotation(tokens.shape[1], self.shape.width // self.shape.heads, device=x.device)
+        for block in self.blocks:
+            x = block(x, rotated, condition)
+        scores = self.output_layer(x, condition)
+        if self.scaled:
+            offset = torch.log(torch.expm1(sigma)) + math.log(scores.shape[-1] - 1)
+            scores = scores - offset.to(scores.dtype)[:, None, None]
+        return scores.scatter(-1, tokens.unsqueeze(-1), 0.0)
+
+
+class TimeEmbedding(nn.Module):
+    """Cosines and sines of the noise, through two layers."""
+
+    def __init__(self, condition: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(2 * FREQUENCIES, condition), nn.SiLU(), nn.Linear(condition, condition))
+
+    def forward(self, sigma: Float[Tensor, " rows"]) -> Condition:
+        exponent = torch.arange(FREQUENCIES, device=sigma.device, dtype=torch.float32) / FREQUENCIES
+        angle = torch.outer(sigma.float(), 10_000**-exponent)
+        return self.mlp(torch.cat([angle.cos(), angle.sin()], dim=-1))
+
+
+class ModulatedBlock(nn.Module):
+    """RADD's block, with shifts, scales and gates that depend on the noise and start at zero."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.norm1 = nn.LayerNorm(shape.width, bias=False)
+        self.attn_qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.attn_out = nn.Linear(shape.width, shape.width, bias=False)
+        self.norm2 = nn.LayerNorm(shape.width, bias=False)
+        self.mlp = feed_forward(shape)
+        self.adaLN_modulation = _zero(nn.Linear(shape.condition, 6 * shape.width))
+        self.dropout = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Hidden, rotated: Rotation, condition: Condition) -> Hidden:
+        parts = self.adaLN_modulation(condition).unsqueeze(1).chunk(6, dim=-1)
+        shift_attention, scale_attention, gate_attention, shift_mlp, scale_mlp, gate_mlp = parts
+        qkv = self.attn_qkv(_modulate(self.norm1(x), shift_attention, scale_attention))
+        x = x + gate_attention * self.dropout(self.attn_out(attend(qkv, self.heads, rotated)))
+        return x + gate_mlp * self.dropout(self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp)))
+
+
+class ModulatedOutput(nn.Module):
+    """Normalise, shift and scale by the noise, and project to log-scores."""
+
+    def __init__(self, shape: Shape, states: int) -> None:
+        super().__init__()
+        self.norm_final = nn.LayerNorm(shape.width, bias=False)
+        self.linear = _zero(nn.Linear(shape.width, states))
+        self.adaLN_modulation = _zero(nn.Linear(shape.condition, 2 * shape.width))
+
+    def forward(self, x: Hidden, condition: Condition) -> Float[Tensor, "rows length states"]:
+        shift, scale = self.adaLN_modulation(condition).unsqueeze(1).chunk(2, dim=-1)
+        return self.linear(_modulate(self.norm_final(x), shift, scale))
+
+
+def _modulate(x: Hidden, shift: Tensor, scale: Tensor) -> Hidden:
+    return x * (1 + scale) + shift
+
+
+def _zero(layer: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

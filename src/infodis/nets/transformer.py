@@ -1,0 +1,103 @@
+"""What RADD and SEDD have in common: a bidirectional transformer with rotary positions.
+
+Parameters have the names of the public checkpoints, so that those load as they are.
+"""
+
+import dataclasses
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from infodis.errors import InputError
+
+Hidden = Float[Tensor, "rows length width"]
+Rotation = tuple[Float[Tensor, "length half"], Float[Tensor, "length half"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How large a network is."""
+
+    width: int
+    blocks: int
+    heads: int
+    dropout: float = 0.0
+    condition: int = 128
+    """Width of the time embedding; only SEDD has one."""
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.blocks, self.heads, self.condition) < 1 or not 0 <= self.dropout < 1:
+            raise InputError(f"A network needs positive sizes and 0 <= dropout < 1, got {self}.")
+        if self.width % (2 * self.heads):
+            raise InputError(
+                f"Rotary positions need an even width per head: width {self.width} must be a multiple of "
+                f"2 x heads = {2 * self.heads}."
+            )
+
+
+SIZES = {
+    "tiny": Shape(width=192, blocks=4, heads=6),
+    "small": Shape(width=768, blocks=12, heads=12, dropout=0.02),
+    "medium": Shape(width=1024, blocks=24, heads=16, dropout=0.02),
+}
+"""`small` and `medium` are those of the RADD and SEDD papers (SEDD trains with dropout 0.1); `tiny` is ours."""
+
+
+class Embedding(nn.Module):
+    """One vector per token, the mask among them."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.ones(tokens, width))  # until `initialise`, or until a checkpoint is loaded
+
+    def forward(self, tokens: Int[Tensor, "rows length"]) -> Hidden:
+        return F.embedding(tokens, self.embedding)
+
+
+def feed_forward(shape: Shape) -> nn.Sequential:
+    """Two layers with four times the width between them."""
+    inner = 4 * shape.width
+    return nn.Sequential(nn.Linear(shape.width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, shape.width))
+
+
+def rotation(length: int, head_width: int, *, device: torch.device) -> Rotation:
+    """Cosines and sines of position times frequency, frequencies from 1 down to 1 / 10,000."""
+    exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
+    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), 10_000**-exponent)
+    return angle.cos(), angle.sin()
+
+
+def attend(qkv: Float[Tensor, "rows length three_widths"], heads: int, rotated: Rotation) -> Hidden:
+    """Attention of every position to every other, queries and keys turned by their position."""
+    rows, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    query, key, value = qkv.view(rows, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+    found = F.scaled_dot_product_attention(_turn(query, rotated), _turn(key, rotated), value)
+    return found.transpose(1, 2).reshape(rows, length, width)
+
+
+def _turn(x: Float[Tensor, "rows heads length width"], rotated: Rotation) -> Float[Tensor, "rows heads length width"]:
+    """Turn each pair (x[j], x[j + half]) by its angle."""
+    cosine, sine = (part.to(x.dtype) for part in rotated)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+def initialise(network: nn.Module, *, generator: torch.Generator) -> None:
+    """Draw all weights anew, so that a seed decides on them: normal, narrower where many are added up.
+
+    Layers that start at zero (outputs, modulation) stay at zero.
+    """
+    depth = sum(name.endswith("attn_out.weight") for name, _ in network.named_parameters())
+    for name, parameter in network.named_parameters():
+        if parameter.ndim == 1 or not parameter.any():
+            continue
+        scale = 0.6 / math.sqrt(parameter.shape[1])
+        if name.endswith(("attn_out.weight", "mlp.2.weight")):
+            scale /= math.sqrt(2 * depth)
+        nn.init.normal_(parameter, std=scale, generator=generator)
+    for module in network.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

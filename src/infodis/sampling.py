@@ -1,0 +1,257 @@
+"""Draw sequences from a model: fill masked positions from conditionals, or walk noise back by scores.
+
+A sampler is a value that says which positions to reveal next; tokens are then drawn from their conditionals. Any
+positions may be fixed: what is not the mask token stays as it is, so a prompt and an infill are the same thing. Row n
+draws from a stream of its own, so it does not depend on the batch it is in.
+
+Revealing one position at a time samples the exact distribution of a consistent predictor in whatever order, as long as
+the order depends on visible tokens only. Revealing several at once draws them as if they were independent.
+"""
+
+import abc
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from infodis.errors import InputError
+from infodis.loss import ScoreFunction
+from infodis.predictor import Predictor, check_log_conditionals
+from infodis.rng import stream, uniforms
+from infodis.schedule import Geometric, LogLinear, Schedule
+
+Tokens = Int[Tensor, "rows length"]
+Masks = Bool[Tensor, "rows length"]
+Numbers = Float[Tensor, "rows length"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler(abc.ABC):
+    """Which masked positions to reveal next. Final subclasses are values."""
+
+    greedy: bool = dataclasses.field(default=False, kw_only=True)
+    """Take the likeliest token instead of drawing one."""
+
+    def stages(self, masked: Masks) -> Iterator[tuple["Sampler", Masks]]:
+        """Parts of the work that are done one after another: all at once, except for `Blocks`."""
+        yield self, masked
+
+    @abc.abstractmethod
+    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
+        """The positions to reveal at this step, given uniform keys and the probability of each likeliest token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OneByOne(Sampler):
+    """One position at a time, in random order. Exact; as many calls as there are positions."""
+
+    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
+        return _lowest(torch.where(masked, keys, 2.0), 1) & masked
+
+
+@dataclasses.dataclass(frozen=True)
+class Ancestral(Sampler):
+    """Tau-leaping: `steps` calls; at each, masked positions are revealed independently as the level falls to zero."""
+
+    steps: int = 64
+    schedule: Schedule = LogLinear()
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InputError(f"Ancestral needs at least one step, got {self.steps}.")
+
+    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
+        if step >= self.steps - 1:
+            return masked
+        times = torch.tensor([1 - step / self.steps, 1 - (step + 1) / self.steps], dtype=torch.float64)
+        now, then = self.schedule.level(times).tolist()
+        return masked & (keys < (now - then) / now)
+
+
+@dataclasses.dataclass(frozen=True)
+class MostConfident(Sampler):
+    """The `at_once` positions whose likeliest token is most probable. With one at once: exact, and good when greedy."""
+
+    at_once: int = 1
+
+    def __post_init__(self) -> None:
+        if self.at_once < 1:
+            raise InputError(f"MostConfident reveals at least one position at once, got {self.at_once}.")
+
+    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
+        return _lowest(torch.where(masked, -confidence, 2.0), self.at_once) & masked
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks(Sampler):
+    """Blocks of `size` positions from left to right, each filled by another sampler before the next begins."""
+
+    inner: Sampler = OneByOne()
+    size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InputError(f"A block holds at least one position, got {self.size}.")
+
+    def stages(self, masked: Masks) -> Iterator[tuple[Sampler, Masks]]:
+        place = torch.arange(masked.shape[1])
+        for start in range(0, masked.shape[1], self.size):
+            yield self.inner, masked & (place >= start) & (place < start + self.size)
+
+    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
+        raise NotImplementedError("Blocks hands its work to another sampler.")
+
+
+def by_name(name: str, *, steps: int = 64, at_once: int = 1, greedy: bool = False) -> Sampler:
+    """The sampler that a command line names: `one-by-one`, `ancestral`, `confident`; `:32` after it means in blocks."""
+    samplers = {
+        "one-by-one": OneByOne(greedy=greedy),
+        "ancestral": Ancestral(steps, greedy=greedy),
+        "confident": MostConfident(at_once, greedy=greedy),
+    }
+    plain, _, size = name.partition(":")
+    if plain not in samplers or (size and not size.isdecimal()):
+        raise InputError(f"A sampler is one of {', '.join(samplers)}, with :SIZE for blocks; got {name!r}.")
+    return Blocks(samplers[plain], int(size)) if size else samplers[plain]
+
+
+def _lowest(values: Numbers, count: int) -> Masks:
+    count = min(count, values.shape[1])
+    chosen = values.topk(count, dim=-1, largest=False).indices
+    return torch.zeros(values.shape, dtype=torch.bool).scatter(1, chosen, True)
+
+
+@torch.no_grad()
+def sample(
+    predictor: Predictor,
+    tokens: Int[Tensor, "..."],
+    *,
+    sampler: Sampler = OneByOne(),
+    seed: int = 0,
+    batch_size: int = 64,
+) -> Tokens:
+    """Fill every mask token of `tokens`; everything else stays.
+
+    >>> from infodis import oracle
+    >>> chain = oracle.MarkovChain.random(order=1, vocab_size=4, temperature=0.1)
+    >>> start = torch.full((2, 6), chain.mask_token)
+    >>> start[:, 0] = 3
+    >>> sample(chain, start)[:, 0]
+    tensor([3, 3])
+    """
+    if tokens.ndim != 2:
+        raise InputError(f"Tokens to sample from must be rows x length, got shape {tuple(tokens.shape)}.")
+    legal = (tokens == predictor.mask_token) | ((tokens >= 0) & (tokens < predictor.vocab_size))
+    if not bool(legal.all()):
+        row, place = (int(n) for n in (~legal).nonzero()[0])
+        raise InputError(
+            f"Row {row}, position {place} holds token {int(tokens[row, place])}; it must be the mask token "
+            f"{predictor.mask_token} or lie in 0..{predictor.vocab_size - 1}."
+        )
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}.")
+    generators = [stream(seed, "sample", row) for row in range(len(tokens))]
+    parts = [
+        _fill(predictor, tokens[start : start + batch_size], sampler, generators[start : start + batch_size])
+        for start in range(0, len(tokens), batch_size)
+    ]
+    return torch.cat(parts) if parts else tokens.clone()
+
+
+def _fill(predictor: Predictor, tokens: Tokens, sampler: Sampler, generators: list[torch.Generator]) -> Tokens:
+    for stage, part in sampler.stages(tokens == predictor.mask_token):
+        step, left = 0, part
+        while bool(left.any()):
+            tokens, left = _step(predictor, tokens, left, stage, generators, step)
+            step += 1
+    return tokens
+
+
+def _step(
+    predictor: Predictor, tokens: Tokens, left: Masks, sampler: Sampler, generators: list[torch.Generator], step: int
+) -> tuple[Tokens, Masks]:
+    answer = predictor.log_conditionals(tokens)
+    check_log_conditionals(answer, left, vocab_size=predictor.vocab_size)
+    probability = answer.to("cpu", torch.float64).exp()
+    keys, choice = torch.stack([uniforms(2, tokens.shape[1], generator=g) for g in generators]).unbind(1)
+    likeliest = probability.max(-1)
+    drawn = likeliest.indices if sampler.greedy else categorical(probability, choice)
+    revealed = sampler.reveal(left, keys, likeliest.values, step=step)
+    return torch.where(revealed, drawn, tokens), left & ~revealed
+
+
+def categorical(weights: Float[Tensor, "rows length states"], uniform: Numbers) -> Tokens:
+    """Draw from unnormalised probabilities by inversion: one uniform number a draw. Weight zero is never drawn."""
+    cumulative = weights.cumsum(-1)
+    wanted = (uniform * cumulative[..., -1]).unsqueeze(-1)
+    found = torch.searchsorted(cumulative, wanted, right=True).squeeze(-1)
+    possible = (weights > 0).long()
+    last = possible.shape[-1] - 1 - possible.flip(-1).argmax(-1)  # rounding must not step past the last possible one
+    return torch.minimum(found, last)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReverseStep:
+    """How `sample_uniform` walks back from uniform noise: `steps` steps along `schedule`.
+
+    `tau-leaping` moves each token at its present reverse rate; `tweedie` draws each token from the posterior that the
+    present scores imply, which is exact where tokens are independent.
+    """
+
+    method: Literal["tau-leaping", "tweedie"] = "tweedie"
+    steps: int = 64
+    schedule: Schedule = Geometric()
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise InputError(f"Walking back needs at least one step, got {self.steps}.")
+        if self.method not in ("tau-leaping", "tweedie"):
+            raise InputError(f"method must be tau-leaping or tweedie, got {self.method!r}.")
+
+
+@torch.no_grad()
+def sample_uniform(
+    scores: ScoreFunction,
+    rows: int,
+    length: int,
+    *,
+    vocab_size: int,
+    fixed: tuple[Bool[Tensor, "#rows length"], Int[Tensor, "#rows length"]] | None = None,
+    reverse: ReverseStep = ReverseStep(),
+    seed: int = 0,
+) -> Tokens:
+    """Draw sequences under uniform noise: from random tokens back to data. `fixed` holds positions and their tokens."""
+    if min(rows, length, vocab_size) < 1:
+        raise InputError(f"rows, length and vocab_size must be positive, got {rows}, {length}, {vocab_size}.")
+    generators = [stream(seed, "sample", row) for row in range(rows)]
+    tokens = torch.stack([torch.randint(vocab_size, (length,), generator=g) for g in generators])
+    times = torch.linspace(1, 0, reverse.steps + 1, dtype=torch.float64)
+    totals = reverse.schedule.total(times)
+    totals[-1] = 0.0
+    for now, then in itertools.pairwise(totals):
+        if fixed is not None:
+            tokens = torch.where(fixed[0], fixed[1], tokens)
+        score = scores(tokens, now.float().expand(rows)).to("cpu", torch.float64).exp()
+        score = score.scatter(-1, tokens.unsqueeze(-1), 1.0)
+        weights = _move_weights(score, tokens, float(now - then), method=reverse.method)
+        tokens = categorical(weights, torch.stack([uniforms(length, generator=g) for g in generators]))
+    return tokens if fixed is None else torch.where(fixed[0], fixed[1], tokens)
+
+
+def _move_weights(
+    score: Float[Tensor, "rows length vocab"], tokens: Tokens, noise: float, *, method: str
+) -> Float[Tensor, "rows length vocab"]:
+    """Where each token goes when `noise` is taken away; at least zero, not normalised."""
+    vocab_size = score.shape[-1]
+    kept = torch.exp(torch.tensor(-noise, dtype=torch.float64))
+    here = torch.zeros_like(score).scatter(-1, tokens.unsqueeze(-1), 1.0)
+    if method == "tau-leaping":
+        away = noise * score / vocab_size * (1 - here)
+        return away + here * (1 - away.sum(-1, keepdim=True)).clamp(min=0)
+    earlier = (score - (1 - kept) / vocab_size * score.sum(-1, keepdim=True)) / kept  # p_s(y) / p_t(x)  [eq:tweedie]
+    forward = kept * here + (1 - kept) / vocab_size
+    return (earlier * forward).clamp(min=0)

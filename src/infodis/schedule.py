@@ -1,0 +1,116 @@
+"""Noise schedules: three names for how far the noise has come, and how to change between them.
+
+    t            time, from 0 (clean) to 1
+    total        sigma-bar(t), the integral of the rate from 0 to t
+    level        lambda(t) = 1 - exp(-total): the probability that a token was hit at least once    [eq:level]
+
+Masked diffusion is best told in the level; a schedule only decides how much time is spent where.
+"""
+
+import abc
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from infodis.errors import InputError
+
+Numbers = Float[Tensor, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule(abc.ABC):
+    """A change of variable between time, total noise and level."""
+
+    @abc.abstractmethod
+    def total(self, t: Numbers) -> Numbers:
+        """Sigma-bar: noise from 0 to t."""
+
+    @abc.abstractmethod
+    def rate(self, t: Numbers) -> Numbers:
+        """Sigma: the derivative of the total."""
+
+    @abc.abstractmethod
+    def time_of_total(self, total: Numbers) -> Numbers:
+        """The time at which the total is reached."""
+
+    def level(self, t: Numbers) -> Numbers:
+        """Lambda: the probability that a token was hit by time t [eq:level]."""
+        return -torch.expm1(-self.total(t))
+
+    def time(self, level: Numbers) -> Numbers:
+        """The time at which a level is reached."""
+        return self.time_of_total(-torch.log1p(-level))
+
+
+@dataclasses.dataclass(frozen=True)
+class LogLinear(Schedule):
+    """The level grows linearly, up to 1 - `end`: the schedule of SEDD, RADD and MDLM for masking."""
+
+    end: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_end(self.end)
+
+    def total(self, t: Numbers) -> Numbers:
+        return -torch.log1p(-(1 - self.end) * t)
+
+    def rate(self, t: Numbers) -> Numbers:
+        return (1 - self.end) / (1 - (1 - self.end) * t)
+
+    def time_of_total(self, total: Numbers) -> Numbers:
+        return -torch.expm1(-total) / (1 - self.end)
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometric(Schedule):
+    """The total grows exponentially from `low` to `high`. At t = 0 there already is noise: `low`."""
+
+    low: float = 1e-3
+    high: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high < math.inf:
+            raise InputError(f"Geometric needs 0 < low < high, got low={self.low}, high={self.high}.")
+
+    def total(self, t: Numbers) -> Numbers:
+        return self.low * torch.exp(math.log(self.high / self.low) * t)
+
+    def rate(self, t: Numbers) -> Numbers:
+        return math.log(self.high / self.low) * self.total(t)
+
+    def time_of_total(self, total: Numbers) -> Numbers:
+        return torch.log(total / self.low) / math.log(self.high / self.low)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(Schedule):
+    """Tokens survive with probability cos(pi t / 2), down to `end`: little time is spent on nearly clean text."""
+
+    end: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_end(self.end)
+
+    def total(self, t: Numbers) -> Numbers:
+        return -torch.log(self._survival(t))
+
+    def rate(self, t: Numbers) -> Numbers:
+        return (1 - self.end) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._survival(t)
+
+    def time_of_total(self, total: Numbers) -> Numbers:
+        return torch.acos(((torch.exp(-total) - self.end) / (1 - self.end)).clamp(-1, 1)) / (math.pi / 2)
+
+    def _survival(self, t: Numbers) -> Numbers:
+        return self.end + (1 - self.end) * torch.cos(math.pi / 2 * t)
+
+
+def _check_end(end: float) -> None:
+    if not 0 < end < 1:
+        raise InputError(f"The probability of survival at t = 1 must lie between 0 and 1, got {end}.")
+
+
+SCHEDULES: dict[str, Schedule] = {"log-linear": LogLinear(), "geometric": Geometric(), "cosine": Cosine()}
+"""By the names that configuration files use."""

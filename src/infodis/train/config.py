@@ -1,0 +1,194 @@
+"""What a training run is told: a TOML file, read into values, every key checked."""
+
+import dataclasses
+import difflib
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from infodis.errors import InputError
+from infodis.loss import LOSSES
+from infodis.nets import SIZES, Shape
+from infodis.schedule import SCHEDULES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def _demand(holds: bool, message: str) -> None:
+    if not holds:
+        raise InputError(message)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Which network, and how large: a named size, or width, blocks and heads."""
+
+    network: Literal["radd", "sedd"] = "radd"
+    length: int = 256
+    size: str | None = None
+    width: int | None = None
+    blocks: int | None = None
+    heads: int | None = None
+    dropout: float | None = None
+    noise: Literal["absorbing", "uniform"] = "absorbing"
+
+    def __post_init__(self) -> None:
+        _demand(self.length >= 1, f"model.length must be at least 1, got {self.length}.")
+        _demand(not (self.network == "radd" and self.noise == "uniform"), "RADD knows absorbing noise only; use sedd.")
+        self.shape  # noqa: B018 - a wrong shape is told when the file is read
+
+    @property
+    def shape(self) -> Shape:
+        given = {name: getattr(self, name) for name in ("width", "blocks", "heads")}
+        if self.size is not None:
+            _demand(self.size in SIZES, f"model.size is one of {', '.join(SIZES)}; got {self.size!r}.")
+            _demand(not any(given.values()), "Give model.size, or width, blocks and heads; not both.")
+            shape = SIZES[self.size]
+        else:
+            _demand(all(given.values()), "model needs a size, or width, blocks and heads.")
+            shape = Shape(**given)
+        return shape if self.dropout is None else dataclasses.replace(shape, dropout=self.dropout)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where tokens come from. Paths are relative to the configuration file."""
+
+    train: str
+    valid: str
+    tokenizer: str
+    field: str = "text"
+    """Of JSONL rows."""
+    aligned: bool = False
+    """Windows start at multiples of model.length: for data of equally long rows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimConfig:
+    """How to minimise what."""
+
+    loss: str = "k-dce"
+    schedule: str = "log-linear"
+    steps: int = 10_000
+    batch: int = 32
+    """Sequences per step, over all devices."""
+    micro_batch: int | None = None
+    """Sequences per forward pass; the gradients of batch / micro_batch passes are added up."""
+    learning_rate: float = 1e-3
+    warmup: int = 200
+    final_rate: float = 0.0
+    """The share of the learning rate that is left at the last step."""
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    clip: float = 1.0
+    """Largest norm of a gradient."""
+    ema: float = 0.999
+    """Decay of the averaged weights, which are the ones that are validated and shipped."""
+
+    def __post_init__(self) -> None:
+        _demand(self.loss in LOSSES, f"optim.loss is one of {', '.join(LOSSES)}; got {self.loss!r}.")
+        _demand(self.schedule in SCHEDULES, f"optim.schedule is one of {', '.join(SCHEDULES)}; got {self.schedule!r}.")
+        for name in ("steps", "batch", "learning_rate", "clip"):
+            _demand(getattr(self, name) > 0, f"optim.{name} must be positive, got {getattr(self, name)}.")
+        for name in ("ema", "beta1", "beta2"):
+            _demand(0 <= getattr(self, name) < 1, f"optim.{name} must be in [0, 1), got {getattr(self, name)}.")
+        for name in ("warmup", "weight_decay", "final_rate"):
+            _demand(getattr(self, name) >= 0, f"optim.{name} must not be negative, got {getattr(self, name)}.")
+        _demand(
+            self.rows >= 1 and self.batch % self.rows == 0,
+            f"optim.micro_batch must divide optim.batch = {self.batch}, got {self.micro_batch}.",
+        )
+
+    @property
+    def rows(self) -> int:
+        """Sequences per forward pass."""
+        return self.batch if self.micro_batch is None else self.micro_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """How to go about it."""
+
+    seed: int = 0
+    device: str = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    log_every: int = 20
+    validate_every: int = 500
+    valid_windows: int = 32
+    valid_evaluations: int = 32
+    """Forward rows for the `nll` of a validation window."""
+    checkpoint_every: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "validate_every", "valid_windows", "checkpoint_every"):
+            _demand(getattr(self, name) >= 1, f"run.{name} must be at least 1, got {getattr(self, name)}.")
+        _demand(self.valid_evaluations >= 2, "run.valid_evaluations must be at least 2: a standard error needs two.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole training run."""
+
+    model: ModelConfig
+    data: DataConfig
+    optim: OptimConfig = OptimConfig()
+    run: RunConfig = RunConfig()
+
+    def __post_init__(self) -> None:
+        needed = "t-dse" if self.model.network == "sedd" else "a cross-entropy (k-dce, lambda-dce, t-dce)"
+        fits = (self.optim.loss == "t-dse") == (self.model.network == "sedd")
+        _demand(fits, f"A {self.model.network} network trains with {needed}; optim.loss is {self.optim.loss!r}.")
+
+
+def read_config(path: Path) -> Config:
+    """Read and check a configuration file."""
+    if not path.is_file():
+        raise InputError(f"There is no configuration file {path}.")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}.") from error
+    try:
+        return _build(Config, content, "")
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _build(kind: type, content: dict[str, Any], where: str) -> Any:
+    """A dataclass from a table: every key known, none missing, every value of its type."""
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in content:
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" Known keys: {', '.join(fields)}."
+            raise InputError(f"unknown key {where}{key}.{hint}")
+    missing = [name for name, field in fields.items() if name not in content and field.default is dataclasses.MISSING]
+    if missing:
+        raise InputError(f"{', '.join(where + name for name in missing)} must be given.")
+    return kind(**{key: _value(hints[key], value, where + key) for key, value in content.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        _demand(isinstance(value, dict), f"{where} must be a table, [{where}].")
+        return _build(typing.cast(type, hint), value, f"{where}.")
+    if typing.get_origin(hint) is Literal:
+        legal = typing.get_args(hint)
+        _demand(value in legal, f"{where} is one of {', '.join(legal)}; got {value!r}.")
+        return value
+    kinds = [
+        k for k in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)) if k is not type(None)
+    ]
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    right = type(value) in kinds
+    _demand(right, f"{where} must be of type {kinds[0].__name__}, got {value!r}.")
+    return value

@@ -1,0 +1,71 @@
+"""One process or many: what the training loop needs of them, with `accelerate` behind it where there are many."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from infodis.errors import InputError
+
+
+class Devices:
+    """The processes of a run. Alone unless started by `accelerate launch` or `torchrun`."""
+
+    def __init__(self, device: str) -> None:
+        self._accelerator: Any = None
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            try:
+                from accelerate import Accelerator
+            except ImportError as error:
+                raise InputError("Several processes need accelerate: pip install 'infodis[train]'.") from error
+            self._accelerator = Accelerator(cpu=device == "cpu")
+            self.device = self._accelerator.device
+            self.rank, self.count = self._accelerator.process_index, self._accelerator.num_processes
+            return
+        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        try:
+            self.device = torch.device(chosen)
+        except RuntimeError as error:
+            raise InputError(
+                f"run.device must be auto, cpu, cuda or another device of torch, got {device!r}."
+            ) from error
+        self.rank, self.count = 0, 1
+
+    @property
+    def first(self) -> bool:
+        """True in the one process that writes."""
+        return self.rank == 0
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The module, its gradients averaged over processes in the backward pass."""
+        return module if self._accelerator is None else self._accelerator.prepare(module)
+
+    def accumulating(self, module: nn.Module, *, more: bool) -> contextlib.AbstractContextManager[None]:
+        """While more backward passes of this step are to come, gradients stay in their process."""
+        return module.no_sync() if more and self.count > 1 else contextlib.nullcontext()  # type: ignore[operator]
+
+    def mean(self, number: Tensor) -> Tensor:
+        """The average over processes."""
+        return number if self._accelerator is None else self._accelerator.reduce(number, reduction="mean")
+
+    def wait(self) -> None:
+        if self._accelerator is not None:
+            self._accelerator.wait_for_everyone()
+
+    @contextlib.contextmanager
+    def first_goes_first(self) -> Iterator[None]:
+        """The writing process runs the block, then the others do."""
+        if not self.first:
+            self.wait()
+        yield
+        if self.first:
+            self.wait()
+
+    def close(self) -> None:
+        if self._accelerator is not None:
+            self._accelerator.end_training()
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()

@@ -1,0 +1,397 @@
+"""The training loop.
+
+All randomness of a step has a name (seed, step, micro-batch), so a run that was killed and resumed goes through the
+same losses as one that was not, and the number of processes does not matter either.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from infodis import checkpoint, loss, rng
+from infodis.checkpoint import Spec
+from infodis.control import Neighbours
+from infodis.data import TokenFile, open_tokens, tokenizer_named
+from infodis.design import Tiled
+from infodis.errors import InfodisError, InputError
+from infodis.estimate import nll
+from infodis.model import POINTER, Model
+from infodis.nets import initialise
+from infodis.schedule import SCHEDULES
+from infodis.train.config import Config
+from infodis.train.devices import Devices
+
+METRICS, STATE = "metrics.jsonl", "training.safetensors"
+
+
+class TrainingError(InfodisError):
+    """Training cannot go on; the last good checkpoint is kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What the loop reports after some steps."""
+
+    step: int
+    steps: int
+    nats: float
+    """The training loss per token, averaged since the last report."""
+    learning_rate: float
+    gradient_norm: float
+    tokens_per_second: float
+    seconds_per_step: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """`nll` of fixed windows under the averaged weights."""
+
+    step: int
+    bits_per_token: float
+    standard_error: float
+    best: bool
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Whoever shows progress."""
+
+    def progress(self, report: Progress) -> None: ...
+    def validation(self, report: Validation) -> None: ...
+    def message(self, text: str) -> None: ...
+
+
+def train(config: Config, out: Path, *, base: Path, resume: bool, watcher: Watcher) -> Path:
+    """Train, writing checkpoints and metrics to `out`; the directory of the best checkpoint."""
+    devices = Devices(config.run.device)
+    try:
+        return _Run(config, out, base, devices, watcher).go(resume)
+    finally:
+        devices.close()
+
+
+class _Objective(nn.Module):
+    """Network and loss as one module, so that everything happens in its forward pass (and can be wrapped)."""
+
+    def __init__(self, network: nn.Module, function: loss.Loss) -> None:
+        super().__init__()
+        self.network, self.function = network, function
+
+    def forward(self, tokens: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
+        return self.function.value(self.network, tokens, noise).mean() / tokens.shape[1]
+
+
+class _Run:
+    def __init__(self, config: Config, out: Path, base: Path, devices: Devices, watcher: Watcher) -> None:
+        self.config, self.out, self.devices, self.watcher = config, out, devices, watcher
+        optim, model = config.optim, config.model
+        passes = optim.batch // optim.rows
+        if passes % devices.count:
+            raise InputError(
+                f"{passes} forward passes a step (optim.batch / optim.micro_batch) cannot be shared equally by "
+                f"{devices.count} processes. Set micro_batch to {max(1, optim.batch // devices.count)} or less."
+            )
+        tokenizer = tokenizer_named(config.data.tokenizer, base=base)
+        self.spec = Spec(
+            model.network, tokenizer.vocab_size, model.shape, model.length, model.noise, tokenizer=tokenizer
+        )
+        with devices.first_goes_first():
+            self.train_tokens, self.valid_tokens = (self._open(base / name, part) for name, part in self._files())
+        self.loss = loss.by_name(optim.loss, schedule=SCHEDULES[optim.schedule], noise=model.noise)
+        self.network = self.spec.build()
+        initialise(self.network, generator=rng.stream(config.run.seed, "weights"))
+        self.network.to(devices.device)
+        self.average = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
+        self.optimizer = _optimizer(self.network, config)
+        objective = devices.wrap(_Objective(self.network, self.loss))
+        if config.run.compile:
+            objective.compile()
+        self.objective = objective
+        self.step = 0
+        self.best = _Best(math.inf, step=0)
+        self.named: dict[str, str] = {}
+
+    def _files(self) -> list[tuple[str, str]]:
+        return [(self.config.data.train, "train"), (self.config.data.valid, "valid")]
+
+    def _open(self, source: Path, part: str) -> TokenFile:
+        cache = self.out / "data" / f"{part}.tokens"
+        tokenizer = self.spec.tokenizer
+        assert tokenizer is not None
+        return open_tokens(source, tokenizer, cache=cache, length=self.spec.length, field=self.config.data.field)
+
+    def go(self, resume: bool) -> Path:
+        self._begin(resume)
+        optim, run = self.config.optim, self.config.run
+        with _Metrics(self.out, self.step, active=self.devices.first) as metrics:
+            total, since = 0.0, time.perf_counter()
+            while self.step < optim.steps:
+                nats, norm = self._advance()
+                total += nats
+                if self.step % run.log_every == 0 or self.step == optim.steps:
+                    taken = self.step % run.log_every or run.log_every
+                    each = (time.perf_counter() - since) / taken
+                    speed = optim.batch * self.spec.length / each
+                    report = Progress(self.step, optim.steps, total / taken, self._rate(self.step), norm, speed, each)
+                    metrics.write(report)
+                    self._tell("progress", report)
+                    total = 0.0
+                due = self.step == optim.steps
+                if due or self.step % run.validate_every == 0:
+                    found = self._validate()
+                    metrics.write(found)
+                    self._tell("validation", found)
+                    due = due or found.best
+                if due or self.step % run.checkpoint_every == 0:
+                    self._save()
+                if self.step % run.log_every == 0:
+                    since = time.perf_counter()
+        return self.out / self.named["best"]
+
+    def _begin(self, resume: bool) -> None:
+        pointer = self.out / POINTER
+        if pointer.is_file() and not resume:
+            raise InputError(
+                f"{self.out} already holds a training run. Go on with it by --resume, or choose another --out."
+            )
+        if pointer.is_file():
+            self._restore(json.loads(pointer.read_text(encoding="utf-8")))
+            self._tell("message", f"Resuming after step {self.step} of {self.config.optim.steps}.")
+        elif self.devices.first:
+            self.out.mkdir(parents=True, exist_ok=True)
+            checkpoint.atomic_text(self.out / "config.json", json.dumps(dataclasses.asdict(self.config), indent=2))
+        self.devices.wait()
+
+    def _advance(self) -> tuple[float, float]:
+        """One step of the optimizer: the loss in nats per token and the norm of its gradient."""
+        optim, devices = self.config.optim, self.devices
+        mine = range(devices.rank, optim.batch // optim.rows, devices.count)
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=devices.device)
+        for number in mine:
+            with devices.accumulating(self.objective, more=number != mine[-1]):
+                value = self._loss(number) / len(mine)
+                value.backward()
+            total += value.detach()
+        nats = float(devices.mean(total))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.network.parameters(), optim.clip))
+        if not (math.isfinite(nats) and math.isfinite(norm)):
+            raise TrainingError(
+                f"The loss or its gradient is not finite at step {self.step + 1} (loss {nats}, gradient {norm}). "
+                f"The last good checkpoint is {self.out / self.named['last'] if self.named else 'none yet'}. "
+                "Lower optim.learning_rate or optim.clip, and go on with --resume."
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(self.step + 1)
+        self.optimizer.step()
+        self.step += 1
+        self._average()
+        return nats, norm
+
+    def _loss(self, number: int) -> Tensor:
+        """The loss of one micro-batch of the coming step: nats per token."""
+        seed, step, spec, device = self.config.run.seed, self.step, self.spec, self.devices.device
+        tokens = self.train_tokens.random(
+            self.config.optim.rows,
+            spec.length,
+            aligned=self.config.data.aligned,
+            generator=rng.stream(seed, "batch", step, number),
+        )
+        noise = self.loss.draw(tokens, vocab_size=spec.vocab_size, generator=rng.stream(seed, "noise", step, number))
+        if spec.shape.dropout:
+            rng.seed_dropout(seed, "dropout", step, number)
+        lower = self.config.run.precision == "bfloat16"
+        with torch.autocast(device.type, torch.bfloat16, enabled=lower):
+            return self.objective(tokens.to(device), tuple(part.to(device) for part in noise))
+
+    def _rate(self, step: int) -> float:
+        """Linear warm-up, then a cosine down to the final rate."""
+        optim = self.config.optim
+        if step <= optim.warmup:
+            return optim.learning_rate * step / optim.warmup
+        done = (step - optim.warmup) / max(1, optim.steps - optim.warmup)
+        share = optim.final_rate + (1 - optim.final_rate) * (1 + math.cos(math.pi * done)) / 2
+        return optim.learning_rate * share
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move the averaged weights; slowly only once there is something to average."""
+        decay = min(self.config.optim.ema, (1 + self.step) / (10 + self.step))
+        for name, value in self.network.state_dict().items():
+            self.average[name].lerp_(value, 1 - decay)
+
+    def _validate(self) -> Validation:
+        """Validation `nll` of the averaged weights; a score network is validated by its loss."""
+        run, length = self.config.run, self.spec.length
+        windows = self.valid_tokens.spread(run.valid_windows, length)
+        with self._averaged() as network:
+            if self.spec.network == "radd":
+                found = nll(
+                    self._predictor(network),
+                    windows,
+                    evaluations=run.valid_evaluations,
+                    design=Tiled(),
+                    control=Neighbours(),
+                    seed=run.seed,
+                )
+                assert isinstance(found, list)
+                values = torch.tensor([estimate.value for estimate in found])
+                errors = torch.tensor([estimate.standard_error for estimate in found])
+                mean, error = float(values.mean()), float(errors.square().sum().sqrt()) / len(found)
+            else:
+                mean, error = self._validation_loss(network, windows)
+        scale = 1 / (math.log(2) * length)
+        best = mean < self.best.nats
+        if best:
+            self.best = _Best(mean, self.step)
+        return Validation(self.step, mean * scale, error * scale, best)
+
+    @torch.no_grad()
+    def _validation_loss(self, network: nn.Module, windows: Tensor) -> tuple[float, float]:
+        rounds = []
+        for number in range(self.config.run.valid_evaluations):
+            generator = rng.stream(self.config.run.seed, "validation", number)
+            noise = self.loss.draw(windows, vocab_size=self.spec.vocab_size, generator=generator)
+            moved = tuple(part.to(self.devices.device) for part in noise)
+            rounds.append(self.loss.value(network, windows.to(self.devices.device), moved).mean().cpu())
+        values = torch.stack(rounds).double()
+        return float(values.mean()), float(values.std()) / math.sqrt(len(values))
+
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[nn.Module]:
+        """The network with its averaged weights, for a while."""
+        kept = {name: value.clone() for name, value in self.network.state_dict().items()}
+        self.network.load_state_dict(self.average)
+        self.network.eval()
+        try:
+            yield self.network
+        finally:
+            self.network.load_state_dict(kept)
+            self.network.train()
+
+    def _predictor(self, network: nn.Module) -> Model:
+        size = self.spec.vocab_size
+        return Model("in training", network, self.spec, self.devices.device, size, size, fingerprint="")
+
+    def _save(self) -> None:
+        """Write a checkpoint of this step, point to it, and drop those that nobody points to."""
+        name = f"step-{self.step:08d}"
+        best = name if self.best.step in (0, self.step) else self.named["best"]
+        self.named = {"last": name, "best": best}
+        if self.devices.first:
+            about = {"steps": self.step, "seed": self.config.run.seed, "loss": self.config.optim.loss}
+            with checkpoint.atomic_directory(self.out / name) as directory:
+                checkpoint.save(directory, dataclasses.replace(self.spec, about=about), self.average)
+                save_file(self._state(), directory / STATE)
+            pointer = {**self.named, "step": self.step, "best_step": self.best.step}
+            if self.best.step:
+                pointer["best_nats"] = self.best.nats
+            checkpoint.atomic_text(self.out / POINTER, json.dumps(pointer, indent=2) + "\n")
+            for old in self.out.glob("step-*"):
+                if old.name not in self.named.values():
+                    shutil.rmtree(old, ignore_errors=True)
+        self.devices.wait()
+
+    def _state(self) -> dict[str, Tensor]:
+        """What a resumed run needs besides the averaged weights: the weights themselves and the optimizer's memory."""
+        state = {f"weights.{name}": value for name, value in self.network.state_dict().items()}
+        for name, parameter in self.network.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                state[f"optimizer.{key}.{name}"] = value
+        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+    def _restore(self, pointer: dict[str, Any]) -> None:
+        directory = self.out / pointer["last"]
+        if checkpoint.read_spec(directory).to_json() | {"about": None} != self.spec.to_json() | {"about": None}:
+            raise InputError(
+                f"{directory} was trained with another network or tokenizer than the configuration asks for. Choose "
+                "another --out, or go back to its configuration (config.json in the run's directory)."
+            )
+        device = self.devices.device
+        self.average = {
+            name: t.to(device) for name, t in checkpoint.read_weights(directory / checkpoint.WEIGHTS).items()
+        }
+        state = {name: t.to(device) for name, t in checkpoint.read_weights(directory / STATE).items()}
+        weights = {name.removeprefix("weights."): t for name, t in state.items() if name.startswith("weights.")}
+        checkpoint.set_weights(self.network, weights, where=directory / STATE)
+        for name, parameter in self.network.named_parameters():
+            keys = ("step", "exp_avg", "exp_avg_sq")
+            self.optimizer.state[parameter] = {key: state[f"optimizer.{key}.{name}"] for key in keys}
+        self.step = pointer["step"]
+        self.best = _Best(pointer.get("best_nats", math.inf), pointer["best_step"])
+        self.named = {"last": pointer["last"], "best": pointer["best"]}
+
+    def _tell(self, kind: str, report: Any) -> None:
+        if self.devices.first:
+            getattr(self.watcher, kind)(report)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Best:
+    """The lowest validation so far, and when; step 0 for none."""
+
+    nats: float
+    step: int
+
+
+def _optimizer(network: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """AdamW; only matrices decay."""
+    optim = config.optim
+    matrices = [p for p in network.parameters() if p.ndim >= 2]
+    others = [p for p in network.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), fused=True)
+
+
+class _Metrics:
+    """Records of a run: JSON lines, and TensorBoard if it is installed. A resumed run drops what it will redo."""
+
+    def __init__(self, out: Path, step: int, *, active: bool) -> None:
+        self._path, self._active = out / METRICS, active
+        self._board: Any = None
+        if not active:
+            return
+        kept = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
+        checkpoint.atomic_text(self._path, "".join(line + "\n" for line in kept if _step_of(line) <= step))
+        if importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
+
+    def __enter__(self) -> "_Metrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._board is not None:
+            self._board.close()
+
+    def write(self, report: Progress | Validation) -> None:
+        if not self._active:
+            return
+        kind = type(report).__name__.lower()
+        record = {"kind": kind, **dataclasses.asdict(report)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        if self._board is not None:
+            for name, value in dataclasses.asdict(report).items():
+                if name not in ("step", "steps", "best"):
+                    self._board.add_scalar(f"{kind}/{name}", value, report.step)
+
+
+def _step_of(line: str) -> int:
+    """The step of a record; one that a crash cut short is dropped by giving it the last of all steps."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 2**62

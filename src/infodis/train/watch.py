@@ -1,0 +1,69 @@
+"""Show a training run: a progress bar on a terminal, plain lines elsewhere."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from infodis.train.loop import Progress, Validation, Watcher
+
+
+@contextlib.contextmanager
+def watching(console: Console) -> Iterator[Watcher]:
+    """A watcher that fits the console."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console) as bar:
+        yield _Bar(bar)
+
+
+def _numbers(report: Progress) -> str:
+    bits = report.nats / math.log(2)
+    return f"loss {bits:.4f} bits/token, {report.tokens_per_second:,.0f} tokens/s"
+
+
+def _validated(report: Validation) -> str:
+    note = " (best)" if report.best else ""
+    return (
+        f"step {report.step}: validation nll {report.bits_per_token:.4f} ± {report.standard_error:.4f} bits/token{note}"
+    )
+
+
+class _Lines:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def progress(self, report: Progress) -> None:
+        left = (report.steps - report.step) * report.seconds_per_step
+        self.message(f"step {report.step}/{report.steps}: {_numbers(report)}, {_duration(left)} left")
+
+    def validation(self, report: Validation) -> None:
+        self.message(_validated(report))
+
+    def message(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+class _Bar(_Lines):
+    def __init__(self, bar: Bar) -> None:
+        super().__init__(bar.console)
+        self._bar, self._task = bar, bar.add_task("", total=None)
+
+    def progress(self, report: Progress) -> None:
+        self._bar.update(self._task, completed=report.step, total=report.steps, description=_numbers(report))
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"

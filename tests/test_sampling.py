@@ -1,0 +1,164 @@
+"""Samplers against exact distributions: chi-square tests at a false-alarm rate of 1e-4 each, fixed seeds."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from typer.testing import CliRunner
+
+from infodis.cli import app
+from infodis.errors import InputError
+from infodis.oracle import Independent, MarkovChain, Table
+from infodis.predictor import Counting
+from infodis.sampling import (
+    Ancestral,
+    Blocks,
+    MostConfident,
+    OneByOne,
+    ReverseStep,
+    by_name,
+    categorical,
+    sample,
+    sample_uniform,
+)
+
+DNA = Table.dna(seed=0)
+CHAIN = MarkovChain.random(order=2, vocab_size=3, temperature=0.3)
+
+
+def p_value_on_dna(sampler, rows=6000):
+    """Of the hypothesis that samples follow Table.dna; 0 if something outside its support was drawn."""
+    drawn = sample(DNA, torch.full((rows, 8), DNA.mask_token), sampler=sampler, batch_size=2000)
+    code = (drawn * 4 ** torch.arange(8)).sum(-1)
+    known = (DNA.sequences * 4 ** torch.arange(8)).sum(-1)
+    counts = (code.unsqueeze(-1) == known).sum(0)
+    if int(counts.sum()) < rows:
+        return 0.0
+    probability = DNA.probabilities
+    return float(chisquare(counts.numpy(), (rows * probability / probability.sum()).numpy()).pvalue)
+
+
+@pytest.mark.parametrize(
+    "sampler", [OneByOne(), MostConfident(), Blocks(OneByOne(), 3), Blocks(MostConfident(), 4)], ids=repr
+)
+def test_one_at_a_time_follows_the_exact_distribution(sampler):
+    assert p_value_on_dna(sampler) > 1e-4
+
+
+def test_all_at_once_does_not():
+    """Negative control: the same test rejects tokens drawn as if they were independent."""
+    assert p_value_on_dna(Ancestral(1), rows=1000) < 1e-4
+
+
+def test_ancestral_sampling_of_independent_tokens_is_exact():
+    coin = Independent(torch.tensor([0.2, 0.3, 0.5]))
+    drawn = sample(coin, torch.full((500, 20), coin.mask_token), sampler=Ancestral(5))
+    counts = torch.bincount(drawn.flatten(), minlength=3)
+    assert chisquare(counts.numpy(), 10_000 * torch.tensor([0.2, 0.3, 0.5]).numpy()).pvalue > 1e-4
+
+
+def test_ancestral_sampling_takes_its_steps():
+    counted = Counting(CHAIN)
+    sample(counted, torch.full((4, 12), CHAIN.mask_token), sampler=Ancestral(7))
+    assert counted.calls <= 7
+    counted = Counting(CHAIN)
+    sample(counted, torch.full((1, 12), CHAIN.mask_token), sampler=MostConfident(4))
+    assert counted.calls == 3
+
+
+def test_infilling_follows_the_exact_conditional():
+    """Two free positions between fixed ones, against the conditional by enumeration."""
+    row = torch.tensor([0, 2, CHAIN.mask_token, CHAIN.mask_token, 1, 0])
+    drawn = sample(CHAIN, row.expand(4000, -1), batch_size=4000)
+    assert (drawn[:, [0, 1, 4, 5]] == row[[0, 1, 4, 5]]).all()
+    ways = list(itertools.product(range(3), repeat=2))
+    weights = [math.exp(float(CHAIN.log_prob(torch.tensor([0, 2, a, b, 1, 0])))) for a, b in ways]
+    counts = [int(((drawn[:, 2] == a) & (drawn[:, 3] == b)).sum()) for a, b in ways]
+    expected = [4000 * w / sum(weights) for w in weights]
+    assert chisquare(counts, expected).pvalue > 1e-4
+
+
+def test_a_row_does_not_depend_on_its_batch():
+    start = torch.full((7, 9), CHAIN.mask_token)
+    for sampler in (OneByOne(), Ancestral(4), MostConfident(2)):
+        one = sample(CHAIN, start, sampler=sampler, seed=3, batch_size=7)
+        two = sample(CHAIN, start, sampler=sampler, seed=3, batch_size=2)
+        assert torch.equal(one, two)
+        assert not torch.equal(one, sample(CHAIN, start, sampler=sampler, seed=4))
+
+
+def test_greedy_takes_the_likeliest():
+    coin = Independent(torch.tensor([0.2, 0.5, 0.3]))
+    assert (sample(coin, torch.full((3, 5), coin.mask_token), sampler=OneByOne(greedy=True)) == 1).all()
+
+
+def test_categorical_never_draws_the_impossible():
+    weights = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0], dtype=torch.float64).expand(1, 3, 5)
+    uniform = torch.tensor([[0.0, 0.3, 1 - 2**-53]], dtype=torch.float64)
+    assert categorical(weights, uniform).tolist() == [[1, 3, 3]]
+
+
+P = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+
+
+def exact_uniform_scores(tokens, sigma):
+    """Scores of independent tokens under uniform noise."""
+    stay = torch.exp(-sigma.double())[:, None]
+    noisy = stay * P + (1 - stay) / 3
+    here = noisy.gather(1, tokens)
+    return (noisy.unsqueeze(1) / here.unsqueeze(-1)).log()
+
+
+def p_value_uniform(reverse):
+    drawn = sample_uniform(exact_uniform_scores, 500, 40, vocab_size=3, reverse=reverse)
+    return float(chisquare(torch.bincount(drawn.flatten(), minlength=3).numpy(), (20_000 * P).numpy()).pvalue)
+
+
+def test_tweedie_steps_are_exact_for_independent_tokens():
+    for steps in (2, 8):
+        assert p_value_uniform(ReverseStep("tweedie", steps)) > 1e-4
+
+
+def test_tau_leaping_is_right_with_many_steps_and_wrong_with_few():
+    assert p_value_uniform(ReverseStep("tau-leaping", 400)) > 1e-4
+    assert p_value_uniform(ReverseStep("tau-leaping", 6)) < 1e-4
+
+
+def test_uniform_sampling_keeps_fixed_positions():
+    fixed = (torch.tensor([[True, False, False]]), torch.tensor([[2, 0, 0]]))
+    drawn = sample_uniform(exact_uniform_scores, 50, 3, vocab_size=3, fixed=fixed)
+    assert (drawn[:, 0] == 2).all()
+    assert len(drawn[:, 1].unique()) > 1
+
+
+def test_bad_input_is_told():
+    with pytest.raises(InputError, match=r"Row 0, position 1 holds token 9; it must be the mask token 3"):
+        sample(CHAIN, torch.tensor([[0, 9]]))
+    with pytest.raises(InputError, match="rows x length"):
+        sample(CHAIN, torch.tensor([0, 1]))
+    with pytest.raises(InputError, match="one-by-one, ancestral, confident"):
+        by_name("gibbs")
+    for make in (lambda: Ancestral(0), lambda: MostConfident(0), lambda: Blocks(size=0), lambda: ReverseStep(steps=0)):
+        with pytest.raises(InputError):
+            make()
+    assert by_name("confident:16", at_once=2) == Blocks(MostConfident(2), 16)
+
+
+def test_nothing_to_fill_is_nothing_to_do():
+    counted = Counting(CHAIN)
+    row = torch.tensor([[0, 1, 2]])
+    assert torch.equal(sample(counted, row), row)
+    assert counted.calls == 0
+    assert sample(CHAIN, torch.zeros(0, 4, dtype=torch.int64)).shape == (0, 4)
+
+
+def test_command_fills_a_template():
+    result = CliRunner().invoke(
+        app, ["sample", "--model", "dna-tiny", "--template", "AC____GT", "-n", "3", "--sampler", "confident"]
+    )
+    assert result.exit_code == 0, result.output
+    rows = result.output.split()
+    assert len(rows) == 3
+    assert all(row.startswith("AC") and row.endswith("GT") and len(row) == 8 for row in rows)

@@ -1,0 +1,238 @@
+"""Training: it learns, it survives being killed, and it says what is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import infodis
+from infodis import checkpoint, loss
+from infodis.cli import app
+from infodis.errors import InputError
+from infodis.model import load
+from infodis.oracle import MarkovChain
+from infodis.rng import stream
+from infodis.train import TrainingError, read_config, train
+
+CHAIN = MarkovChain.random(order=1, vocab_size=4, temperature=0.2)
+
+CONFIG = """
+[model]
+network = "{network}"
+width = 16
+blocks = 1
+heads = 2
+length = 12
+dropout = 0.1
+
+[data]
+train = "train.txt"
+valid = "valid.txt"
+tokenizer = "dna"
+
+[optim]
+loss = "{loss}"
+steps = {steps}
+batch = 8
+micro_batch = 4
+warmup = 5
+learning_rate = 0.01
+
+[run]
+device = "cpu"
+log_every = 1
+validate_every = 5
+valid_windows = 4
+valid_evaluations = 4
+checkpoint_every = 3
+"""
+
+
+class Silent:
+    def progress(self, report): ...
+    def validation(self, report): ...
+    def message(self, text): ...
+
+
+def prepare(directory: Path, *, network="radd", loss="k-dce", steps=14, extra="") -> Path:
+    directory.mkdir(exist_ok=True)
+    for part, count in (("train", 20_000), ("valid", 500)):
+        tokens = CHAIN.sample(1, length=count, generator=stream(0, part))[0]
+        (directory / f"{part}.txt").write_text("".join("ACGT"[token] for token in tokens))
+    path = directory / "config.toml"
+    path.write_text(CONFIG.format(network=network, loss=loss, steps=steps) + extra)
+    return path
+
+
+def run(path: Path, out: Path, *, resume: bool = False) -> Path:
+    return train(read_config(path), out, base=path.parent, resume=resume, watcher=Silent())
+
+
+def losses(out: Path) -> list[tuple[int, float]]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], r["nats"]) for r in records if r["kind"] == "progress"]
+
+
+def command(path: Path, out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "infodis", "train", str(path), "--out", str(out), *more]
+
+
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_learns_a_chain(tmp_path):
+    """300 steps bring a tiny network near the entropy of the data: within 0.1 nats a token of the exact nll."""
+    path = prepare(tmp_path, steps=300)
+    text = path.read_text().replace("dropout = 0.1\n", "").replace("validate_every = 5", "validate_every = 150")
+    path.write_text(text.replace("width = 16", "width = 32").replace("batch = 8\nmicro_batch = 4", "batch = 32"))
+    run(path, tmp_path / "run")
+    model = load(tmp_path / "run")
+    held_out = CHAIN.sample(40, length=12, generator=stream(1, "held out"))
+    mine = sum(e.value for e in infodis.nll(model, held_out, evaluations=32)) / 40 / 12
+    exact = -sum(float(CHAIN.log_prob(row)) for row in held_out) / 40 / 12
+    assert mine < exact + 0.1
+    assert mine > exact - 0.02
+
+
+def test_killed_at_any_moment_it_goes_on_with_the_same_losses(tmp_path):
+    path = prepare(tmp_path, steps=14)
+    whole = tmp_path / "whole"
+    run(path, whole)
+    out = tmp_path / "killed"
+    process = subprocess.Popen(command(path, out), env=QUIET, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").is_file() or len(losses(out)) < 5:
+        assert time.monotonic() < deadline
+        assert process.poll() is None or len(losses(out)) >= 5
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "progress", "st')  # a line that was being written
+    run(path, out, resume=True)
+    assert losses(out) == losses(whole)
+    for name in ("model.safetensors", "training.safetensors"):
+        assert (out / "step-00000014" / name).read_bytes() == (whole / "step-00000014" / name).read_bytes()
+
+
+def test_two_processes_go_through_the_same_losses(tmp_path):
+    """Micro-batches are numbered over all processes, so only the order of summing differs."""
+    pytest.importorskip("accelerate")
+    path = prepare(tmp_path, steps=6)
+    path.write_text(path.read_text().replace("dropout = 0.1\n", ""))
+    run(path, tmp_path / "one")
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    rest = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    done = subprocess.run(
+        [*launch, *rest, *command(path, tmp_path / "two")[1:]], env=QUIET, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [step for step, _ in two] == [step for step, _ in one]
+    torch.testing.assert_close(
+        torch.tensor([n for _, n in two]), torch.tensor([n for _, n in one]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_keeps_the_last_and_the_best(tmp_path):
+    path = prepare(tmp_path, steps=7)
+    best = run(path, tmp_path / "run")
+    kept = {p.name for p in (tmp_path / "run").glob("step-*")}
+    pointer = json.loads((tmp_path / "run" / "checkpoints.json").read_text())
+    assert kept == {pointer["last"], pointer["best"]} == {pointer["last"], best.name}
+    assert pointer["last"] == "step-00000007"
+    assert load(tmp_path / "run").decode(torch.tensor([0, 1, 2, 3])) == "ACGT"
+
+
+@pytest.mark.parametrize(("network", "noise"), [("sedd", "absorbing"), ("sedd", "uniform")])
+def test_score_networks_train(tmp_path, network, noise):
+    path = prepare(tmp_path, network=network, loss="t-dse", steps=40)
+    path.write_text(path.read_text().replace("dropout = 0.1", f'noise = "{noise}"'))
+    run(path, tmp_path / "run")
+    found = [nats for _, nats in losses(tmp_path / "run")]
+    assert sum(found[-10:]) < sum(found[:10])
+    with pytest.raises(InputError, match="score network"):
+        load(tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path, monkeypatch):
+    path = prepare(tmp_path, steps=14)
+    right = loss.CrossEntropy.value
+    calls = iter(range(1000))
+
+    def wrong(self, network, tokens, noise):
+        found = right(self, network, tokens, noise)
+        return found * float("nan") if next(calls) >= 14 else found  # two passes a step: the eighth step
+
+    monkeypatch.setattr(loss.CrossEntropy, "value", wrong)
+    with pytest.raises(TrainingError, match=r"not finite at step 8 .*step-00000006"):
+        run(path, tmp_path / "run")
+    monkeypatch.undo()
+    run(path, tmp_path / "run", resume=True)
+    assert [step for step, _ in losses(tmp_path / "run")] == list(range(1, 15))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("steps = 14", "step = 14"), r"unknown key optim\.step\. Did you mean 'steps'"),
+        (("steps = 14", 'steps = "many"'), r"optim\.steps must be of type int, got 'many'"),
+        (("steps = 14", "steps = 0"), r"optim\.steps must be positive"),
+        (("micro_batch = 4", "micro_batch = 3"), r"must divide optim\.batch = 8"),
+        (('loss = "k-dce"', 'loss = "t-dse"'), "A radd network trains with a cross-entropy"),
+        (('loss = "k-dce"', 'loss = "mse"'), "optim.loss is one of k-dce"),
+        (("width = 16", "width = 15"), "even width per head"),
+        (("width = 16", 'size = "tiny"'), "not both"),
+        (("width = 16", 'size = "huge"'), "one of tiny, small, medium"),
+        (('network = "radd"', 'network = "gpt"'), "model.network is one of radd, sedd"),
+        (('train = "train.txt"\n', ""), r"data\.train must be given"),
+        (('train = "train.txt"', 'train = "none.txt"'), "no data file"),
+        (('tokenizer = "dna"', 'tokenizer = "characters:AC"'), "the text holds"),
+        (("[data]", "[data"), "not TOML"),
+        (("valid_evaluations = 4", "valid_evaluations = 1"), "a standard error needs two"),
+    ],
+)
+def test_wrong_configurations_are_told(tmp_path, change, message):
+    path = prepare(tmp_path)
+    assert change[0] in path.read_text()
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(InputError, match=message):
+        run(path, tmp_path / "run")
+
+
+def test_an_existing_run_is_neither_overwritten_nor_continued_with_another_network(tmp_path):
+    path = prepare(tmp_path, steps=3)
+    run(path, tmp_path / "run")
+    with pytest.raises(InputError, match="already holds a training run"):
+        run(path, tmp_path / "run")
+    path.write_text(path.read_text().replace("width = 16", "width = 32"))
+    with pytest.raises(InputError, match="another network or tokenizer"):
+        run(path, tmp_path / "run", resume=True)
+
+
+def test_command_line_tells_mistakes_in_one_line(tmp_path):
+    done = subprocess.run(command(tmp_path / "no.toml", tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "There is no configuration file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_export_stores_fewer_bytes(tmp_path):
+    path = prepare(tmp_path, steps=3)
+    run(path, tmp_path / "run")
+    result = CliRunner().invoke(app, ["export", str(tmp_path / "run"), str(tmp_path / "half"), "--dtype", "float16"])
+    assert result.exit_code == 0, result.output
+    whole, half = load(tmp_path / "run"), load(tmp_path / "half")
+    tokens = torch.tensor([[0, 1, 2, 4]])
+    torch.testing.assert_close(half.log_conditionals(tokens), whole.log_conditionals(tokens), atol=5e-3, rtol=0)
+    assert (tmp_path / "half" / "model.safetensors").stat().st_size < 0.7 * (
+        checkpoint_size := (tmp_path / "run" / "step-00000003" / "model.safetensors").stat().st_size
+    ), checkpoint_size
+    assert checkpoint.read_spec(tmp_path / "half").about["steps"] == 3
