@@ -13,6 +13,7 @@ from infodis.errors import InputError
 from infodis.loss import (
     K_DCE,
     LAMBDA_DCE,
+    FlatDCE,
     ScoreEntropy,
     TimeDCE,
     add_noise,
@@ -208,6 +209,16 @@ def test_score_entropy_of_a_predictor_is_unbiased_against_exact():
     assert abs(z) < 4.5
 
 
+def test_flat_loss_masks_no_more_than_its_share_and_counts_tokens_alike():
+    tokens = torch.zeros(64, 40, dtype=torch.int64)
+    masked, weight = FlatDCE(0.3).draw(tokens, vocab_size=3, generator=stream(0))
+    assert int(masked.sum(-1).min()) >= 1
+    assert int(masked.sum(-1).max()) <= 12
+    assert weight.unique().tolist() == pytest.approx([0.0, 2 / 0.3])
+    with pytest.raises(InputError):
+        FlatDCE(0.0)
+
+
 def test_strata_hold_one_number_each():
     levels = strata(10, generator=stream(0))
     assert ((levels * 10).long() == torch.arange(10)).all()
@@ -225,5 +236,5 @@ def test_noise_hits_as_often_as_it_should():
 
 
 def test_unknown_losses_are_told():
-    with pytest.raises(InputError, match="k-dce, lambda-dce, t-dce, t-dse"):
+    with pytest.raises(InputError, match="k-dce, lambda-dce, t-dce, flat-dce, t-dse"):
         by_name("mse")

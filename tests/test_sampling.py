@@ -6,9 +6,7 @@ import math
 import pytest
 import torch
 from scipy.stats import chisquare
-from typer.testing import CliRunner
 
-from infodis.cli import app
 from infodis.errors import InputError
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
@@ -152,13 +150,3 @@ def test_nothing_to_fill_is_nothing_to_do():
     assert torch.equal(sample(counted, row), row)
     assert counted.calls == 0
     assert sample(CHAIN, torch.zeros(0, 4, dtype=torch.int64)).shape == (0, 4)
-
-
-def test_command_fills_a_template():
-    result = CliRunner().invoke(
-        app, ["sample", "--model", "dna-tiny", "--template", "AC____GT", "-n", "3", "--sampler", "confident"]
-    )
-    assert result.exit_code == 0, result.output
-    rows = result.output.split()
-    assert len(rows) == 3
-    assert all(row.startswith("AC") and row.endswith("GT") and len(row) == 8 for row in rows)

@@ -141,6 +141,21 @@ def test_two_processes_go_through_the_same_losses(tmp_path):
     )
 
 
+def test_commands_sample_and_score_with_a_run(tmp_path):
+    path = prepare(tmp_path, steps=4)
+    run(path, tmp_path / "run")
+    asked = ["sample", "--model", str(tmp_path / "run"), "--template", "AC____GT", "-n", "3", "--sampler", "confident"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    rows = result.output.split()
+    assert len(rows) == 3
+    assert all(row.startswith("AC") and row.endswith("GT") and len(row) == 8 for row in rows)
+    asked = ["perplexity", str(tmp_path / "valid.txt"), "--model", str(tmp_path / "run"), "--evaluations", "4"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output
+    assert "500 in 42 windows of 12" in result.output
+
+
 def test_keeps_the_last_and_the_best(tmp_path):
     path = prepare(tmp_path, steps=7)
     best = run(path, tmp_path / "run")
@@ -215,6 +230,28 @@ def test_an_existing_run_is_neither_overwritten_nor_continued_with_another_netwo
     path.write_text(path.read_text().replace("width = 16", "width = 32"))
     with pytest.raises(InputError, match="another network or tokenizer"):
         run(path, tmp_path / "run", resume=True)
+
+
+def test_a_second_stage_starts_where_the_first_ended(tmp_path):
+    first = prepare(tmp_path, loss="flat-dce", steps=30)
+    first.write_text(first.read_text().replace("steps = 30", "steps = 30\ntop_level = 0.5"))
+    run(first, tmp_path / "first")
+    second = tmp_path / "second.toml"
+    text = (
+        first.read_text()
+        .replace("flat-dce", "k-dce")
+        .replace("\ntop_level = 0.5", "")
+        .replace("steps = 30", "steps = 3")
+    )
+    second.write_text(text.replace("dropout = 0.1", 'start = "first"'))
+    run(second, tmp_path / "second")
+    fresh = tmp_path / "fresh.toml"
+    fresh.write_text(text)
+    run(fresh, tmp_path / "fresh")
+    assert losses(tmp_path / "second")[0][1] < losses(tmp_path / "fresh")[0][1]
+    second.write_text(second.read_text().replace('tokenizer = "dna"', 'tokenizer = "characters:GTCA"'))
+    with pytest.raises(InputError, match="another tokenizer"):
+        run(second, tmp_path / "third")
 
 
 def test_command_line_tells_mistakes_in_one_line(tmp_path):

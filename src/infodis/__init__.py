@@ -1,8 +1,9 @@
 """How likely does a discrete diffusion model find a piece of data, and how sure is that number?
 
     import infodis
-    estimate = infodis.nll(predictor, tokens)      # value, standard error, per-token credits
-    ratio = infodis.log_ratio(predictor, y, x)     # log p(y) - log p(x) with shared masks
+    model = infodis.load("runs/text8")             # or any predictor
+    estimate = infodis.nll(model, tokens)          # value, standard error, per-token credits
+    ratio = infodis.log_ratio(model, y, x)         # log p(y) - log p(x) with shared masks
 
 Names load on first use, so that ``import infodis`` costs nothing.
 """
@@ -14,14 +15,18 @@ if TYPE_CHECKING:
     from infodis.estimate import Estimate as Estimate
     from infodis.estimate import nll as nll
     from infodis.estimate import order_nll as order_nll
+    from infodis.model import load as load
     from infodis.ratio import log_ratio as log_ratio
 
 __version__ = "0.1.0"
 
-_HOME = {"nll": "estimate", "order_nll": "estimate", "Estimate": "estimate", "log_ratio": "ratio"}
-_MODULES = ("bench", "control", "design", "errors", "estimate", "oracle", "predictor", "ratio", "rng")
+_HOME = {"nll": "estimate", "order_nll": "estimate", "Estimate": "estimate", "log_ratio": "ratio", "load": "model"}
+_MODULES = (
+    *("bench", "checkpoint", "control", "data", "design", "errors", "estimate", "loss", "model", "nets", "oracle"),
+    *("perplexity", "predictor", "ratio", "rng", "sampling", "schedule", "train"),
+)
 
-__all__ = ["Estimate", "control", "design", "errors", "log_ratio", "nll", "oracle", "order_nll", "predictor", "rng"]
+__all__ = ["Estimate", "load", "log_ratio", "nll", "order_nll"]
 
 
 def __getattr__(name: str) -> Any:

@@ -94,6 +94,25 @@ K_DCE = DesignDCE(UniformCount())
 
 
 @dataclasses.dataclass(frozen=True)
+class FlatDCE(CrossEntropy):
+    """Every masked token counts the same, and at most a share `top` of a sequence is masked: BERT's, at random rates.
+
+    Not an estimate of the likelihood, but its optimum is the same conditionals, and it has less noise: a good first
+    stage, where a network still has to find out that neighbours matter.
+    """
+
+    top: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top <= 1:
+            raise InputError(f"FlatDCE masks up to a share between 0 and 1, got {self.top}.")
+
+    def masks(self, levels: PerRow, keys: Float[Tensor, "rows length"]) -> tuple[Tensor, Tensor]:
+        masked, _ = DesignDCE(UniformCount()).masks(self.top * levels, keys)
+        return masked, masked * (2 / self.top)
+
+
+@dataclasses.dataclass(frozen=True)
 class TimeDCE(CrossEntropy):
     """t-DCE: time uniform, weight sigma(t) (1 - lambda) / lambda [eq:t-dce]. LambdaDCE with levels where time is spent.
 
@@ -175,15 +194,16 @@ def scores_from_predictor(predictor: Predictor) -> ScoreFunction:
     return scores
 
 
-LOSSES = ("k-dce", "lambda-dce", "t-dce", "t-dse")
+LOSSES = ("k-dce", "lambda-dce", "t-dce", "flat-dce", "t-dse")
 
 
-def by_name(name: str, *, schedule: Schedule = LogLinear(), noise: Noise = "absorbing") -> Loss:
+def by_name(name: str, *, schedule: Schedule = LogLinear(), noise: Noise = "absorbing", top: float = 1.0) -> Loss:
     """The loss that a configuration file names."""
     losses: dict[str, Loss] = {
         "k-dce": K_DCE,
         "lambda-dce": LAMBDA_DCE,
         "t-dce": TimeDCE(schedule),
+        "flat-dce": FlatDCE(top),
         "t-dse": ScoreEntropy(schedule, noise),
     }
     if name not in losses:

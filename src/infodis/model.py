@@ -55,12 +55,7 @@ class Model(Predictor):
 
 
 def load(spec: str | Path, *, device: str = "cpu") -> Model:
-    """A model by name: one that ships with infodis, or a directory (a checkpoint, or a training run: its best one).
-
-    >>> model = load("dna-tiny")
-    >>> model.vocab_size, model.decode(model.encode("ACGTACGT"))
-    (4, 'ACGTACGT')
-    """
+    """A model by name: one that ships with infodis, or a directory (a checkpoint, or a training run: its best one)."""
     directory = locate(spec)
     network, found = checkpoint.load(directory)
     if not isinstance(network, RADD):
@@ -82,7 +77,7 @@ def load(spec: str | Path, *, device: str = "cpu") -> Model:
 
 def shipped() -> list[str]:
     """Names of the models inside the package."""
-    return sorted(path.name for path in _shelf().iterdir() if (path / checkpoint.CONFIG).is_file())
+    return sorted(path.parent.name for path in _shelf().glob(f"*/{checkpoint.CONFIG}"))
 
 
 def _shelf() -> Path:
@@ -96,8 +91,8 @@ def locate(spec: str | Path) -> Path:
     path = Path(spec)
     if not path.is_dir():
         raise InputError(
-            f"There is no model {str(spec)!r}. Models that ship with infodis: {', '.join(shipped())}. Anything else "
-            "must be a directory: a checkpoint or a training run."
+            f"There is no model {str(spec)!r}. It must be the name of one that ships with infodis "
+            f"({', '.join(shipped()) or 'none yet'}) or a directory: a checkpoint or a training run."
         )
     if (path / POINTER).is_file():
         named = json.loads((path / POINTER).read_text(encoding="utf-8"))

@@ -27,7 +27,7 @@ def train(
 ) -> None:
     """Train a RADD or SEDD network. Kill it at any moment; --resume goes on as if nothing had happened.
 
-    Example: [bold]infodis train recipes/text8-tiny.toml --out runs/text8[/bold]
+    Example: [bold]infodis train recipes/text8-tiny-1.toml --out runs/text8[/bold]
 
     Several processes: [bold]accelerate launch --num_processes 2 -m infodis train CONFIG --out OUT[/bold]
     """
@@ -67,7 +67,7 @@ def export(
 
 
 def sample(
-    model: ModelName = "text8-tiny",
+    model: ModelName,
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sequences.")] = 4,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence; as trained unless given.")] = None,
     template: Annotated[
@@ -87,7 +87,7 @@ def sample(
 ) -> None:
     """Draw sequences from a model.
 
-    Example: [bold]infodis sample --template "the capital of ______ is paris" --sampler confident[/bold]
+    Example: [bold]infodis sample -m runs/text8 --template "the capital of ______" --sampler confident[/bold]
     """
     from infodis import sampling
     from infodis.model import load
@@ -121,7 +121,7 @@ def _start(loaded: "Model", template: str | None, gap: str, length: int) -> "Ten
 
 def perplexity(
     file: Annotated[Path, typer.Argument(help="Text or JSONL, either gzipped.")],
-    model: ModelName = "text8-tiny",
+    model: ModelName,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens in a window; as in training unless given.")] = None,
     stride: Annotated[
         int | None, typer.Option(min=1, help="Tokens scored per window, given the rest. Default: all, given nothing.")
@@ -133,7 +133,7 @@ def perplexity(
 ) -> None:
     """Bits per token of a long text, with the error from masks and the error from text.
 
-    Example: [bold]infodis perplexity novel.txt --model text8-tiny --windows 200[/bold]
+    Example: [bold]infodis perplexity novel.txt --model runs/text8 --windows 200[/bold]
     """
     import torch
 

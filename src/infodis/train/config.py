@@ -36,6 +36,8 @@ class ModelConfig:
     heads: int | None = None
     dropout: float | None = None
     noise: Literal["absorbing", "uniform"] = "absorbing"
+    start: str | None = None
+    """A checkpoint or run to begin with, instead of random weights. The same network and tokenizer."""
 
     def __post_init__(self) -> None:
         _demand(self.length >= 1, f"model.length must be at least 1, got {self.length}.")
@@ -74,6 +76,8 @@ class OptimConfig:
 
     loss: str = "k-dce"
     schedule: str = "log-linear"
+    top_level: float = 1.0
+    """The largest share of a sequence that flat-dce masks."""
     steps: int = 10_000
     batch: int = 32
     """Sequences per step, over all devices."""
@@ -96,6 +100,10 @@ class OptimConfig:
         _demand(self.schedule in SCHEDULES, f"optim.schedule is one of {', '.join(SCHEDULES)}; got {self.schedule!r}.")
         for name in ("steps", "batch", "learning_rate", "clip"):
             _demand(getattr(self, name) > 0, f"optim.{name} must be positive, got {getattr(self, name)}.")
+        _demand(
+            self.top_level == 1 or self.loss == "flat-dce",
+            f"optim.top_level is an option of flat-dce; optim.loss is {self.loss!r}.",
+        )
         for name in ("ema", "beta1", "beta2"):
             _demand(0 <= getattr(self, name) < 1, f"optim.{name} must be in [0, 1), got {getattr(self, name)}.")
         for name in ("warmup", "weight_decay", "final_rate"):
@@ -142,7 +150,7 @@ class Config:
     run: RunConfig = RunConfig()
 
     def __post_init__(self) -> None:
-        needed = "t-dse" if self.model.network == "sedd" else "a cross-entropy (k-dce, lambda-dce, t-dce)"
+        needed = "t-dse" if self.model.network == "sedd" else "a cross-entropy (k-dce, lambda-dce, t-dce, flat-dce)"
         fits = (self.optim.loss == "t-dse") == (self.model.network == "sedd")
         _demand(fits, f"A {self.model.network} network trains with {needed}; optim.loss is {self.optim.loss!r}.")
 

@@ -26,7 +26,7 @@ from infodis.data import TokenFile, open_tokens, tokenizer_named
 from infodis.design import Tiled
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import nll
-from infodis.model import POINTER, Model
+from infodis.model import POINTER, Model, locate
 from infodis.nets import initialise
 from infodis.schedule import SCHEDULES
 from infodis.train.config import Config
@@ -108,9 +108,12 @@ class _Run:
         )
         with devices.first_goes_first():
             self.train_tokens, self.valid_tokens = (self._open(base / name, part) for name, part in self._files())
-        self.loss = loss.by_name(optim.loss, schedule=SCHEDULES[optim.schedule], noise=model.noise)
+        schedule = SCHEDULES[optim.schedule]
+        self.loss = loss.by_name(optim.loss, schedule=schedule, noise=model.noise, top=optim.top_level)
         self.network = self.spec.build()
         initialise(self.network, generator=rng.stream(config.run.seed, "weights"))
+        if model.start is not None:
+            self._start(base / model.start)
         self.network.to(devices.device)
         self.average = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
         self.optimizer = _optimizer(self.network, config)
@@ -121,6 +124,16 @@ class _Run:
         self.step = 0
         self.best = _Best(math.inf, step=0)
         self.named: dict[str, str] = {}
+
+    def _start(self, place: Path) -> None:
+        """Begin with the weights of another run."""
+        directory = locate(place)
+        found = checkpoint.read_spec(directory)
+        if (found.network, found.vocab_size, found.noise) != (self.spec.network, self.spec.vocab_size, self.spec.noise):
+            raise InputError(f"model.start: {directory} is another kind of network, or has another vocabulary.")
+        if found.tokenizer is not None and found.tokenizer != self.spec.tokenizer:
+            raise InputError(f"model.start: {directory} was trained with another tokenizer.")
+        checkpoint.set_weights(self.network, checkpoint.read_weights(directory / checkpoint.WEIGHTS), where=directory)
 
     def _files(self) -> list[tuple[str, str]]:
         return [(self.config.data.train, "train"), (self.config.data.valid, "valid")]
