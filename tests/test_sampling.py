@@ -90,6 +90,8 @@ def test_a_row_does_not_depend_on_its_batch():
 def test_greedy_takes_the_likeliest():
     coin = Independent(torch.tensor([0.2, 0.5, 0.3]))
     assert (sample(coin, torch.full((3, 5), coin.mask_token), sampler=OneByOne(greedy=True)) == 1).all()
+    blocks = Blocks(Blocks(OneByOne(), 2), 4, greedy=True)
+    assert (sample(coin, torch.full((3, 5), coin.mask_token), sampler=blocks) == 1).all()
 
 
 def test_categorical_never_draws_the_impossible():

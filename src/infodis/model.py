@@ -5,6 +5,7 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -47,11 +48,16 @@ class Model(Predictor):
 
     @torch.no_grad()
     def log_conditionals(self, tokens: Tokens) -> LogConditionals:
-        return self.network.log_conditionals(tokens.to(self.device))  # type: ignore[operator]
+        return self._predictor.log_conditionals(tokens.to(self.device))
 
     @torch.no_grad()
     def surprisal(self, tokens: Tokens, masked: Masks) -> Surprisals:
-        return self.network.surprisal(tokens.to(self.device), masked.to(self.device))  # type: ignore[operator]
+        return self._predictor.surprisal(tokens.to(self.device), masked.to(self.device))
+
+    @property
+    def _predictor(self) -> Predictor:
+        """The network as what it also is: a module that answers like a predictor."""
+        return cast(Predictor, self.network)
 
 
 def load(spec: str | Path, *, device: str = "cpu") -> Model:

@@ -100,10 +100,12 @@ class Blocks(Sampler):
     def stages(self, masked: Masks) -> Iterator[tuple[Sampler, Masks]]:
         place = torch.arange(masked.shape[1])
         for start in range(0, masked.shape[1], self.size):
-            yield self.inner, masked & (place >= start) & (place < start + self.size)
+            part = masked & (place >= start) & (place < start + self.size)
+            yield from dataclasses.replace(self.inner, greedy=self.inner.greedy or self.greedy).stages(part)
 
     def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
-        raise NotImplementedError("Blocks hands its work to another sampler.")
+        """What the sampler inside reveals: `stages` hands the work to it, block by block."""
+        return self.inner.reveal(masked, keys, confidence, step=step)
 
 
 def by_name(name: str, *, steps: int = 64, at_once: int = 1, greedy: bool = False) -> Sampler:

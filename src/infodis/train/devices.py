@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from infodis.errors import InputError
 
@@ -45,7 +46,9 @@ class Devices:
 
     def accumulating(self, module: nn.Module, *, more: bool) -> contextlib.AbstractContextManager[None]:
         """While more backward passes of this step are to come, gradients stay in their process."""
-        return module.no_sync() if more and self.count > 1 else contextlib.nullcontext()  # type: ignore[operator]
+        if isinstance(module, DistributedDataParallel) and more:
+            return module.no_sync()
+        return contextlib.nullcontext()
 
     def mean(self, number: Tensor) -> Tensor:
         """The average over processes."""
