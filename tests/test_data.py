@@ -50,13 +50,50 @@ def test_hugging_face_tokenizers(tmp_path):
     assert tokenizer_named("tokenizer.json", base=tmp_path) == made
 
 
+def test_a_tokenizer_file_neither_cuts_nor_pads():
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer.from_str(subwords().definition)
+    made.enable_truncation(2)
+    made.enable_padding(length=6, pad_id=2)
+    assert Subwords(made.to_str()).encode("the cat the cat").tolist() == [0, 1, 0, 1]
+
+
+def test_numbers_of_tokens_may_have_gaps():
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cat": 41, "[UNK]": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    assert Subwords(made.to_str()).vocab_size == 42
+
+
+def test_line_ends_belong_to_the_file(tmp_path, monkeypatch):
+    """Without a line end in the alphabet they become a space, or nothing; wherever a piece happens to end."""
+    source = tmp_path / "lines.txt"
+    source.write_text("one two\n\nthree\nfour \n\n")
+    for piece in (1, 3, 5, 8, 100):
+        monkeypatch.setattr(data, "PIECE", piece)
+        assert TEXT8.decode(encode_file(source, TEXT8).tolist()) == "one two three four "
+    source.write_text("AC\nGT\n")
+    assert encode_file(source, Characters("ACGT")).tolist() == [0, 1, 2, 3]
+    assert encode_file(source, Characters("ACGT\n")).tolist() == [0, 1, 4, 2, 3, 4]
+
+
+def test_a_damaged_cache_is_made_again(tmp_path):
+    source, cache = tmp_path / "a.txt", tmp_path / "c.tokens"
+    source.write_text("some words to count")
+    whole = open_tokens(source, TEXT8, cache=cache, length=4).tokens.tolist()
+    for damage in (lambda: cache.write_bytes(b"12"), lambda: cache.with_suffix(".json").write_text("{")):
+        damage()
+        assert open_tokens(source, TEXT8, cache=cache, length=4).tokens.tolist() == whole
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
 def test_text_is_tokenised_piece_by_piece_and_once(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "PIECE", 7)
     text = "one two three four five\nsix seven"
     source = tmp_path / "a.txt"
     source.write_text(text)
     found = open_tokens(source, TEXT8, cache=tmp_path / "c.tokens", length=4)
-    assert TEXT8.decode(found.tokens.tolist()) == text.replace("\n", "")
+    assert TEXT8.decode(found.tokens.tolist()) == text.replace("\n", " ")
     assert isinstance(found.tokens, np.memmap)
     before = (tmp_path / "c.tokens").stat().st_mtime_ns
     open_tokens(source, TEXT8, cache=tmp_path / "c.tokens", length=4)
@@ -68,7 +105,7 @@ def test_text_is_tokenised_piece_by_piece_and_once(tmp_path, monkeypatch):
 def test_gzip_jsonl_and_npy(tmp_path):
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.write('{"body": "ab"}\n\n{"body": "c"}\n')
-    assert encode_file(tmp_path / "a.jsonl.gz", TEXT8, "body").tolist() == [0, 1, 2]
+    assert TEXT8.decode(encode_file(tmp_path / "a.jsonl.gz", TEXT8, "body").tolist()) == "ab c"
     np.save(tmp_path / "t.npy", np.arange(20, dtype=np.uint8))
     found = open_tokens(tmp_path / "t.npy", TEXT8, cache=tmp_path / "x", length=5)
     assert found.spread(10, 5).tolist() == np.arange(20).reshape(4, 5).tolist()
@@ -103,3 +140,29 @@ def test_bad_files_are_told(tmp_path):
     np.save(tmp_path / "real.npy", np.array([0.5]))
     with pytest.raises(InputError, match="whole numbers"):
         opened("real.npy")
+    (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin\.txt is not UTF-8"):
+        opened("latin.txt")
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"some text")[:-4])
+    with pytest.raises(InputError, match="not a whole gzip file"):
+        opened("cut.txt.gz")
+    (tmp_path / "plain.txt.gz").write_text("some text")
+    with pytest.raises(InputError, match="not a whole gzip file"):
+        opened("plain.txt.gz")
+    for content in (b"", b"not numpy", b"\x93NUMPY\x01\x00"):
+        (tmp_path / "bad.npy").write_bytes(content)
+        with pytest.raises(InputError, match=r"not an \.npy file"):
+            opened("bad.npy")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer\.json: This is not a tokenizer\.json"):
+        tokenizer_named("tokenizer.json", base=tmp_path)
+
+
+def test_an_unknown_character_is_told_with_its_file_and_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "PIECE", 5)
+    (tmp_path / "a.txt").write_text("abc def gXi")
+    with pytest.raises(InputError, match=r"a\.txt, after 8 characters: .* holds 'X' at character 1"):
+        encode_file(tmp_path / "a.txt", TEXT8)
+    (tmp_path / "a.jsonl").write_text('{"text": "ab"}\n{"text": "aB"}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl, line 2: .* holds 'B'"):
+        encode_file(tmp_path / "a.jsonl", TEXT8)

@@ -56,6 +56,16 @@ def test_schedules_invert_and_have_their_rate(schedule):
     assert bool(((level > 0) & (level <= 1)).all())
 
 
+def test_small_times_keep_their_digits():
+    """Levels of a cosine schedule grow like t squared; as a difference from 1 they would vanish below t = 1e-8."""
+    t = torch.tensor([1e-12, 1e-8, 1e-4], dtype=torch.float64)
+    cosine = Cosine()
+    torch.testing.assert_close(cosine.level(t), (1 - 1e-3) * (math.pi * t / 2) ** 2 / 2, rtol=1e-6, atol=0)
+    torch.testing.assert_close(cosine.time(cosine.level(t)), t, rtol=1e-10, atol=0)
+    for schedule in SCHEDULES.values():
+        assert (schedule.rate(t) * (1 - schedule.level(t)) / schedule.level(t)).isfinite().all()
+
+
 def test_bad_schedules_are_told():
     for make in (lambda: LogLinear(0.0), lambda: Cosine(1.0), lambda: Geometric(2.0, 1.0)):
         with pytest.raises(InputError):

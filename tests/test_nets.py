@@ -1,5 +1,6 @@
 """Networks: equal to the public ones for the same weights, and predictors by the rules of the protocol."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 
 from infodis import checkpoint
 from infodis.errors import InputError
-from infodis.nets import RADD, SIZES, Shape, initialise
+from infodis.nets import RADD, SEDD, SIZES, Shape, initialise
 from infodis.predictor import Predictor, check_log_conditionals, gather_surprisal
 from infodis.rng import stream
 
@@ -63,6 +64,29 @@ def test_surprisal_at_masked_positions_equals_gathering():
 
 
 @torch.no_grad()
+def test_absorbing_scores_are_conditionals():
+    """Scores made of known conditionals give them back, whatever the time; a predictor by the rules of the protocol."""
+    network = SEDD(7, SMALL)
+    initialise(network, generator=stream(0))
+    network.output_layer.linear.weight.normal_(generator=stream(1))
+    network.eval()
+    tokens = torch.randint(7, (3, 9), generator=stream(2))
+    masked = torch.rand(3, 9, generator=stream(3)) < 0.5
+    masked[0] = True
+    rows = torch.where(masked, 7, tokens)
+    found = network.log_conditionals(rows)
+    check_log_conditionals(found, masked, vocab_size=7)
+    level = masked.float().mean(-1).clamp(max=0.999)
+    scores = network(rows, -torch.log1p(-level))[..., :7]
+    torch.testing.assert_close(found[masked], scores.log_softmax(-1)[masked])
+    plain = gather_surprisal(found, tokens, masked, vocab_size=7)
+    torch.testing.assert_close(network.surprisal(tokens, masked), plain)
+    trained = torch.nn.functional.log_softmax(torch.randn(9, 7, generator=stream(4)), -1)
+    network.forward = lambda t, sigma: trained - torch.log(torch.expm1(sigma))[:, None, None]
+    torch.testing.assert_close(network.log_conditionals(rows)[masked], trained.expand(3, -1, -1)[masked])
+
+
+@torch.no_grad()
 def test_what_is_masked_cannot_be_seen():
     network = made()
     tokens = torch.randint(7, (1, 9), generator=stream(2))
@@ -111,6 +135,9 @@ for network, given in ((RADD(5, Shape(8, 1, 2)), (tokens,)), (SEDD(5, Shape(8, 1
     torch.nn.init.normal_(network.output_layer.linear.weight, generator=stream(1))  # or every answer would be the same
     compiled = torch.compile(network, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(*given), network(*given))
+    masked = torch.tensor([[True, False, True, True], [False, False, True, False]])
+    surprisal = torch.compile(network.surprisal, backend="eager")
+    torch.testing.assert_close(surprisal(tokens, masked), network.surprisal(tokens, masked))
 """
 
 
@@ -151,4 +178,12 @@ def test_bad_checkpoints_are_told(tmp_path):
         checkpoint.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="not JSON"):
+        checkpoint.load(tmp_path)
+    for content in ("[]", '{"format": "infodis-1", "network": "radd"}', '{"tokens": 5, "model": {}}'):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(InputError, match=r"lacks a key|neither an infodis"):
+            checkpoint.load(tmp_path)
+    wrong = spec.to_json() | {"network": "gpt"}
+    (tmp_path / "config.json").write_text(json.dumps(wrong))
+    with pytest.raises(InputError, match="network is one of radd, sedd; got 'gpt'"):
         checkpoint.load(tmp_path)

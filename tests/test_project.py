@@ -18,6 +18,7 @@ SOURCE = ROOT / "src" / "infodis"
 
 LAYERS = [
     {"errors", "rng"},
+    {"files"},
     {"item", "predictor", "schedule"},
     {"design", "control"},
     {"observe", "oracle"},

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from infodis.errors import InputError
+from infodis.errors import InputError, PredictorError
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
 from infodis.sampling import (
@@ -57,13 +57,42 @@ def test_ancestral_sampling_of_independent_tokens_is_exact():
     assert chisquare(counts.numpy(), 10_000 * torch.tensor([0.2, 0.3, 0.5]).numpy()).pvalue > 1e-4
 
 
+class Recording(Counting):
+    """Keeps how many positions are masked in every row it is asked about."""
+
+    def log_conditionals(self, tokens):
+        self.left = [*getattr(self, "left", []), (tokens == self.mask_token).sum().item()]
+        return super().log_conditionals(tokens)
+
+
 def test_ancestral_sampling_takes_its_steps():
-    counted = Counting(CHAIN)
-    sample(counted, torch.full((4, 12), CHAIN.mask_token), sampler=Ancestral(7))
-    assert counted.calls <= 7
+    """Seven calls, and at call s a share 1 - s / 7 of 4 x 3000 positions is masked: within 4.5 standard errors.
+
+    The schedule ends at a level of 0.999, where the first call starts from all masked.
+    """
+    coin = Independent(torch.tensor([0.2, 0.3, 0.5]))
+    counted = Recording(coin)
+    sample(counted, torch.full((4, 3000), coin.mask_token), sampler=Ancestral(7))
+    assert counted.calls == 7
+    for step, left in enumerate(counted.left):
+        share = 1 - step / 7
+        assert abs(left - 12_000 * share) <= 4.5 * math.sqrt(12_000 * share * (1 - share)), (step, left)
     counted = Counting(CHAIN)
     sample(counted, torch.full((1, 12), CHAIN.mask_token), sampler=MostConfident(4))
     assert counted.calls == 3
+
+
+def test_more_ancestral_steps_come_nearer_to_the_exact_distribution():
+    """Total variation distance of 2000 samples from the chain, over all 81 sequences: one step against 64."""
+    ways = torch.cartesian_prod(*[torch.arange(3)] * 4)
+    exact = torch.tensor([CHAIN.log_prob(row) for row in ways], dtype=torch.float64).exp()
+
+    def distance(steps):
+        drawn = sample(CHAIN, torch.full((2000, 4), CHAIN.mask_token), sampler=Ancestral(steps), batch_size=2000)
+        share = (drawn.unsqueeze(1) == ways).all(-1).double().mean(0)
+        return float((share - exact).abs().sum()) / 2
+
+    assert distance(64) < 0.5 * distance(1)
 
 
 def test_infilling_follows_the_exact_conditional():
@@ -80,7 +109,8 @@ def test_infilling_follows_the_exact_conditional():
 
 def test_a_row_does_not_depend_on_its_batch():
     start = torch.full((7, 9), CHAIN.mask_token)
-    for sampler in (OneByOne(), Ancestral(4), MostConfident(2)):
+    start[0, :5] = 1  # a row that is done early in some blocks must not hurry or delay the others
+    for sampler in (OneByOne(), Ancestral(4), MostConfident(2), Blocks(Ancestral(3), 4), Blocks(OneByOne(), 4)):
         one = sample(CHAIN, start, sampler=sampler, seed=3, batch_size=7)
         two = sample(CHAIN, start, sampler=sampler, seed=3, batch_size=2)
         assert torch.equal(one, two)
@@ -133,6 +163,21 @@ def test_uniform_sampling_keeps_fixed_positions():
     assert len(drawn[:, 1].unique()) > 1
 
 
+def test_a_row_of_uniform_noise_does_not_depend_on_its_batch():
+    drawn = [sample_uniform(exact_uniform_scores, 5, 6, vocab_size=3, batch_size=size) for size in (5, 2)]
+    assert torch.equal(*drawn)
+
+
+def test_uniform_sampling_checks_scores_and_fixed_tokens():
+    with pytest.raises(PredictorError, match=r"\(2, 3, 4\); got shape \(2, 3, 3\)"):
+        sample_uniform(lambda t, s: torch.zeros(2, 3, 3), 2, 3, vocab_size=4)
+    with pytest.raises(PredictorError, match="18 numbers not finite"):
+        sample_uniform(lambda t, s: torch.full((*t.shape, 3), math.nan), 2, 3, vocab_size=3)
+    fixed = (torch.tensor([[True, False]]), torch.tensor([[3, 0]]))
+    with pytest.raises(InputError, match=r"0\.\.2"):
+        sample_uniform(exact_uniform_scores, 2, 2, vocab_size=3, fixed=fixed)
+
+
 def test_bad_input_is_told():
     with pytest.raises(InputError, match=r"Row 0, position 1 holds token 9; it must be the mask token 3"):
         sample(CHAIN, torch.tensor([[0, 9]]))
@@ -144,6 +189,9 @@ def test_bad_input_is_told():
         with pytest.raises(InputError):
             make()
     assert by_name("confident:16", at_once=2) == Blocks(MostConfident(2), 16)
+    for name, options in (("confident", {"steps": 3}), ("one-by-one", {"at_once": 2})):
+        with pytest.raises(InputError, match="not for"):
+            by_name(name, **options)
 
 
 def test_nothing_to_fill_is_nothing_to_do():

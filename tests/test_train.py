@@ -1,5 +1,7 @@
 """Training: it learns, it survives being killed, and it says what is wrong."""
 
+import dataclasses
+import functools
 import json
 import os
 import signal
@@ -16,10 +18,13 @@ import infodis
 from infodis import checkpoint, loss
 from infodis.cli import app
 from infodis.errors import InputError
-from infodis.model import load
+from infodis.files import locked
+from infodis.model import load, locate
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
 from infodis.train import TrainingError, read_config, train
+from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig
+from infodis.train.loop import _check_shares
 
 CHAIN = MarkovChain.random(order=1, vocab_size=4, temperature=0.2)
 
@@ -47,7 +52,7 @@ learning_rate = 0.01
 
 [run]
 device = "cpu"
-log_every = 1
+log_every = {log_every}
 validate_every = 5
 valid_windows = 4
 valid_evaluations = 4
@@ -56,28 +61,39 @@ checkpoint_every = 3
 
 
 class Silent:
+    def __init__(self):
+        self.messages = []
+
     def progress(self, report): ...
     def validation(self, report): ...
-    def message(self, text): ...
+    def message(self, text):
+        self.messages.append(text)
 
 
-def prepare(directory: Path, *, network="radd", loss="k-dce", steps=14, extra="") -> Path:
+@functools.cache
+def text_of_chain(part: str, count: int) -> str:
+    return "".join("ACGT"[token] for token in CHAIN.sample(1, length=count, generator=stream(0, part))[0])
+
+
+def prepare(directory: Path, *, network="radd", loss="k-dce", steps=14, log_every=1) -> Path:
     directory.mkdir(exist_ok=True)
     for part, count in (("train", 20_000), ("valid", 500)):
-        tokens = CHAIN.sample(1, length=count, generator=stream(0, part))[0]
-        (directory / f"{part}.txt").write_text("".join("ACGT"[token] for token in tokens))
+        (directory / f"{part}.txt").write_text(text_of_chain(part, count))
     path = directory / "config.toml"
-    path.write_text(CONFIG.format(network=network, loss=loss, steps=steps) + extra)
+    path.write_text(CONFIG.format(network=network, loss=loss, steps=steps, log_every=log_every))
     return path
 
 
-def run(path: Path, out: Path, *, resume: bool = False) -> Path:
-    return train(read_config(path), out, base=path.parent, resume=resume, watcher=Silent())
+def run(path: Path, out: Path, *, resume: bool = False, watcher=None) -> Path:
+    return train(read_config(path), out, base=path.parent, resume=resume, watcher=watcher or Silent())
+
+
+def records(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def losses(out: Path) -> list[tuple[int, float]]:
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(r["step"], r["nats"]) for r in records if r["kind"] == "progress"]
+    return [(r["step"], r["nats"]) for r in records(out) if r["kind"] == "progress"]
 
 
 def command(path: Path, out: Path, *more: str) -> list[str]:
@@ -101,32 +117,65 @@ def test_learns_a_chain(tmp_path):
     assert mine > exact - 0.02
 
 
-def test_killed_at_any_moment_it_goes_on_with_the_same_losses(tmp_path):
-    path = prepare(tmp_path, steps=14)
-    whole = tmp_path / "whole"
-    run(path, whole)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody killed, which reports every fourth step and saves every third."""
+    directory = tmp_path_factory.mktemp("whole")
+    path = prepare(directory, steps=14, log_every=4)
+    run(path, directory / "run")
+    return path, directory / "run"
+
+
+def test_resumed_after_any_step_it_goes_on_with_the_same_losses(whole, tmp_path, monkeypatch):
+    """Stopped by an error before each step in turn; reports between checkpoints average over both lives of the run."""
+    path, reference = whole
+    right = loss.CrossEntropy.value
+    for last in range(1, 14):
+        out = tmp_path / f"stopped-{last}"
+        calls = iter(range(1000))
+
+        def failing(self, *arguments, calls=calls, last=last):
+            if next(calls) >= 2 * last:  # two forward passes a step
+                raise KeyboardInterrupt
+            return right(self, *arguments)
+
+        monkeypatch.setattr(loss.CrossEntropy, "value", failing)
+        with pytest.raises(KeyboardInterrupt):
+            run(path, out)
+        monkeypatch.undo()
+        run(path, out, resume=True)
+        assert losses(out) == losses(reference), last
+        for name in ("model.safetensors", "training.safetensors"):
+            assert (out / "step-00000014" / name).read_bytes() == (reference / "step-00000014" / name).read_bytes()
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.02, 0.05, 0.1])
+def test_killed_at_some_moment_it_goes_on_with_the_same_losses(whole, tmp_path, moment):
+    """SIGKILL so many seconds after the first checkpoint: in a step, in a validation, while files are written."""
+    path, reference = whole
     out = tmp_path / "killed"
     process = subprocess.Popen(command(path, out), env=QUIET, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not (out / "metrics.jsonl").is_file() or len(losses(out)) < 5:
+    while not (out / "checkpoints.json").is_file():
         assert time.monotonic() < deadline
-        assert process.poll() is None or len(losses(out)) >= 5
-        time.sleep(0.01)
+        assert process.poll() is None
+        time.sleep(0.001)
+    time.sleep(moment)
     process.send_signal(signal.SIGKILL)
     process.wait()
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "progress", "st')  # a line that was being written
     run(path, out, resume=True)
-    assert losses(out) == losses(whole)
+    assert losses(out) == losses(reference)
+    assert not list(out.glob(".*.tmp"))
     for name in ("model.safetensors", "training.safetensors"):
-        assert (out / "step-00000014" / name).read_bytes() == (whole / "step-00000014" / name).read_bytes()
+        assert (out / "step-00000014" / name).read_bytes() == (reference / "step-00000014" / name).read_bytes()
 
 
 def test_two_processes_go_through_the_same_losses(tmp_path):
-    """Micro-batches are numbered over all processes, so only the order of summing differs."""
+    """Micro-batches are numbered over all processes, dropout included, so only the order of summing differs."""
     pytest.importorskip("accelerate")
     path = prepare(tmp_path, steps=6)
-    path.write_text(path.read_text().replace("dropout = 0.1\n", ""))
     run(path, tmp_path / "one")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     rest = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
@@ -134,11 +183,31 @@ def test_two_processes_go_through_the_same_losses(tmp_path):
         [*launch, *rest, *command(path, tmp_path / "two")[1:]], env=QUIET, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Best checkpoint") == 1
+    assert done.stderr.count("step 6/6") == 1
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert [step for step, _ in two] == [step for step, _ in one]
     torch.testing.assert_close(
         torch.tensor([n for _, n in two]), torch.tensor([n for _, n in one]), rtol=1e-4, atol=1e-5
     )
+
+
+def test_passes_are_shared_equally():
+    config = Config(ModelConfig(size="tiny"), DataConfig("a", "b", "dna"), OptimConfig(batch=12))
+    with pytest.raises(InputError, match=r"cannot be shared equally by 2 processes\. Set optim.micro_batch to 6"):
+        _check_shares(config, 2)
+    with pytest.raises(InputError, match="must be a multiple of the 5 processes, got 12"):
+        _check_shares(config, 5)
+
+
+def test_one_run_at_a_time_in_a_directory(tmp_path):
+    path = prepare(tmp_path, steps=2)
+    with locked(tmp_path / "run"), pytest.raises(InputError, match="Another process is at work"):
+        run(path, tmp_path / "run")
+    run(path, tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="must be a directory"):
+        run(path, tmp_path / "file")
 
 
 def test_commands_sample_and_score_with_a_run(tmp_path):
@@ -156,6 +225,40 @@ def test_commands_sample_and_score_with_a_run(tmp_path):
     assert "500 in 42 windows of 12" in result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--template", "AC_", "--length", "3"], "has its own length"),
+        (["--template", ""], "--template is empty"),
+        (["--template", "AC__", "--gap", "__"], "--gap is one character"),
+        (["--template", "XY_"], "the text holds 'X'"),
+        (["--steps", "3"], "for the ancestral sampler"),
+        (["--sampler", "tweedie"], "one-by-one, ancestral, confident"),
+        (["--tokenizer", "text8"], "has a tokenizer of its own"),
+        (["--device", "gpu"], "device 'gpu' cannot be used"),
+        (["--temperature", "0"], "temperature must be positive"),
+    ],
+)
+def test_sampling_options_without_effect_or_sense_are_told(whole, options, message):
+    done = CliRunner().invoke(app, ["sample", "-m", str(whole[1]), *options])
+    assert isinstance(done.exception, InputError)
+    assert message in str(done.exception)
+
+
+def test_a_tokenizer_can_be_named_for_a_checkpoint_without_one(whole, tmp_path):
+    network, spec = checkpoint.load(locate(whole[1]))
+    (tmp_path / "bare").mkdir()
+    checkpoint.save(tmp_path / "bare", dataclasses.replace(spec, tokenizer=None), network.state_dict())
+    asked = ["sample", "-m", str(tmp_path / "bare"), "-n", "2", "--length", "5"]
+    assert "Name one by --tokenizer" in str(CliRunner().invoke(app, asked).exception)
+    done = CliRunner().invoke(app, [*asked, "--tokenizer", "dna"])
+    assert [len(row) for row in done.output.split()] == [5, 5]
+    assert "knows 27 tokens" in str(CliRunner().invoke(app, [*asked, "--tokenizer", "text8"]).exception)
+    valid = str(whole[0].parent / "valid.txt")
+    asked = ["perplexity", valid, "-m", str(tmp_path / "bare"), "--tokenizer", "dna", "--windows", "3"]
+    assert "32 in 3 windows" in CliRunner().invoke(app, asked).output
+
+
 def test_keeps_the_last_and_the_best(tmp_path):
     path = prepare(tmp_path, steps=7)
     best = run(path, tmp_path / "run")
@@ -166,15 +269,27 @@ def test_keeps_the_last_and_the_best(tmp_path):
     assert load(tmp_path / "run").decode(torch.tensor([0, 1, 2, 3])) == "ACGT"
 
 
-@pytest.mark.parametrize(("network", "noise"), [("sedd", "absorbing"), ("sedd", "uniform")])
-def test_score_networks_train(tmp_path, network, noise):
-    path = prepare(tmp_path, network=network, loss="t-dse", steps=40)
+@pytest.mark.parametrize("noise", ["absorbing", "uniform"])
+def test_score_networks_train_and_sample(tmp_path, noise):
+    path = prepare(tmp_path, network="sedd", loss="t-dse", steps=40)
     path.write_text(path.read_text().replace("dropout = 0.1", f'noise = "{noise}"'))
     run(path, tmp_path / "run")
     found = [nats for _, nats in losses(tmp_path / "run")]
     assert sum(found[-10:]) < sum(found[:10])
-    with pytest.raises(InputError, match="score network"):
-        load(tmp_path / "run")
+    kinds = {r["quantity"] for r in records(tmp_path / "run") if r["kind"] == "validation"}
+    assert kinds == {"t-dse"}
+    asked = ["sample", "-m", str(tmp_path / "run"), "--template", "AC____GT", "-n", "3", "--steps", "8"]
+    done = CliRunner().invoke(app, [*asked, "--sampler", "ancestral" if noise == "absorbing" else "tau-leaping"])
+    assert done.exit_code == 0, done.exception
+    assert all(row.startswith("AC") and row.endswith("GT") and len(row) == 8 for row in done.output.split())
+    if noise == "uniform":
+        with pytest.raises(InputError, match="score network for uniform noise"):
+            load(tmp_path / "run")
+        assert isinstance(CliRunner().invoke(app, [*asked, "--greedy"]).exception, InputError)
+    else:
+        model = load(tmp_path / "run")
+        held_out = CHAIN.sample(4, length=12, generator=stream(1, "held out"))
+        assert all(e.value > 0 for e in infodis.nll(model, held_out, evaluations=16))
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path, monkeypatch):
@@ -212,6 +327,9 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path, monk
         (('tokenizer = "dna"', 'tokenizer = "characters:AC"'), "the text holds"),
         (("[data]", "[data"), "not TOML"),
         (("valid_evaluations = 4", "valid_evaluations = 1"), "a standard error needs two"),
+        (('device = "cpu"', 'device = "gpu"'), "device 'gpu' cannot be used"),
+        (("steps = 14", 'steps = 14\nschedule = "cosine"'), "option of t-dce and t-dse; optim.loss is 'k-dce'"),
+        (("steps = 14", 'steps = 14\nschedule = "linear"'), "log-linear, geometric, cosine"),
     ],
 )
 def test_wrong_configurations_are_told(tmp_path, change, message):
@@ -230,6 +348,28 @@ def test_an_existing_run_is_neither_overwritten_nor_continued_with_another_netwo
     path.write_text(path.read_text().replace("width = 16", "width = 32"))
     with pytest.raises(InputError, match="another network or tokenizer"):
         run(path, tmp_path / "run", resume=True)
+    (tmp_path / "train.txt").unlink()
+    with pytest.raises(InputError, match="already holds a training run"):  # told before any file is read
+        run(path, tmp_path / "run")
+
+
+def test_changed_settings_are_told_and_damaged_pointers_too(tmp_path):
+    path = prepare(tmp_path, steps=3)
+    run(path, tmp_path / "run")
+    path.write_text(path.read_text().replace("steps = 3", "steps = 5"))
+    watcher = Silent()
+    run(path, tmp_path / "run", resume=True, watcher=watcher)
+    assert watcher.messages == [
+        "Resuming after step 3 of 5.",
+        "Settings have changed since the run began: optim.steps 3 -> 5.",
+    ]
+    about = checkpoint.read_spec(tmp_path / "run" / "step-00000005").about
+    assert about["versions"]["infodis"] == infodis.__version__
+    assert len(about["validation_bits_per_token"]) == 2
+    for damage, message in (("{", "not what a training run writes"), ("{}", "it lacks last, best")):
+        (tmp_path / "run" / "checkpoints.json").write_text(damage)
+        with pytest.raises(InputError, match=message):
+            load(tmp_path / "run")
 
 
 def test_a_second_stage_starts_where_the_first_ended(tmp_path):

@@ -1,14 +1,10 @@
-"""Networks on disk: a directory with `config.json` and `model.safetensors`. Written at once or not at all.
+"""Networks on disk: a directory with `config.json` and `model.safetensors`.
 
 Two layouts are read: our own, and that of the public RADD and SEDD checkpoints on the Hugging Face hub.
 """
 
-import contextlib
 import dataclasses
 import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +18,8 @@ from infodis.nets import RADD, SEDD, Shape
 
 FORMAT = "infodis-1"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+COMPUTED = {"rotary_emb.inv_freq"}
+"""What public checkpoints carry and our networks compute."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +49,24 @@ class Spec:
         return {"format": FORMAT, **fields, "shape": dataclasses.asdict(self.shape), "tokenizer": described}
 
     @staticmethod
-    def from_json(config: dict[str, Any], *, where: Path) -> "Spec":
-        if config.get("format") == FORMAT:
-            fields = {key: value for key, value in config.items() if key != "format"}
-            fields["shape"] = Shape(**fields["shape"])
-            fields["tokenizer"] = None if fields["tokenizer"] is None else tokenizer_from(fields["tokenizer"])
-            return Spec(**fields)
-        if "tokens" in config and "hidden_size" in config.get("model", {}):
-            return _public_spec(config)
+    def from_json(config: Any, *, where: Path) -> "Spec":
+        keys = config if isinstance(config, dict) else {}
+        try:
+            if keys.get("format") == FORMAT:
+                for name, legal in (("network", ("radd", "sedd")), ("noise", ("absorbing", "uniform"))):
+                    if keys[name] not in legal:
+                        raise InputError(f"{where}: {name} is one of {', '.join(legal)}; got {keys[name]!r}.")
+                fields = {key: value for key, value in keys.items() if key != "format"}
+                fields["shape"] = Shape(**fields["shape"])
+                fields["tokenizer"] = None if fields["tokenizer"] is None else tokenizer_from(fields["tokenizer"])
+                return Spec(**fields)
+            if "tokens" in keys and isinstance(keys.get("model"), dict):
+                return _public_spec(keys)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{where} lacks a key, or has one too many: {error}.") from error
         raise InputError(
             f"{where} is neither an infodis checkpoint (format {FORMAT!r}) nor a public RADD or SEDD one "
-            f"(with tokens and model.hidden_size); its keys are {', '.join(sorted(config)) or 'none'}."
+            f"(with tokens and model.hidden_size); its keys are {', '.join(sorted(keys)) or 'none'}."
         )
 
 
@@ -97,7 +102,7 @@ def read_spec(directory: Path) -> Spec:
         raise InputError(f"{directory} is not a checkpoint: it has no {CONFIG}.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not JSON ({error}).") from error
     return Spec.from_json(config, where=path)
 
@@ -106,9 +111,7 @@ def load(directory: Path) -> tuple[nn.Module, Spec]:
     """The network of a checkpoint, in float32 on the CPU, and its spec."""
     spec = read_spec(directory)
     network = spec.build()
-    weights = {name: tensor.float() for name, tensor in read_weights(directory / WEIGHTS).items()}
-    weights.pop("rotary_emb.inv_freq", None)  # public checkpoints carry it; it is computed here
-    set_weights(network, weights, where=directory / WEIGHTS)
+    set_weights(network, read_weights(directory / WEIGHTS), where=directory / WEIGHTS)
     return network.eval(), spec
 
 
@@ -125,6 +128,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def set_weights(network: nn.Module, weights: dict[str, Tensor], *, where: Path) -> None:
     """Load weights by name; every one must be there, have its shape, and be finite."""
     mine = network.state_dict()
+    weights = {name: tensor for name, tensor in weights.items() if name not in COMPUTED}
     wrong = [
         *(f"{name} is missing" for name in mine if name not in weights),
         *(f"{name} is not part of the network" for name in weights if name not in mine),
@@ -136,39 +140,5 @@ def set_weights(network: nn.Module, weights: dict[str, Tensor], *, where: Path) 
         *(f"{name} holds NaN or inf" for name in mine if name in weights and not weights[name].isfinite().all()),
     ]
     if wrong:
-        raise InputError(f"{where} does not fit its {CONFIG}: {'; '.join(wrong[:5])} ({len(wrong)} differences).")
+        raise InputError(f"{where} does not fit the network: {'; '.join(wrong[:5])} ({len(wrong)} differences).")
     network.load_state_dict(weights)
-
-
-@contextlib.contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
-    """A fresh directory to write into, which becomes `path` when all is written and on disk."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        for file in unfinished.iterdir():
-            _sync(file)
-        shutil.rmtree(path, ignore_errors=True)
-        os.rename(unfinished, path)
-        _sync(path.parent)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def atomic_text(path: Path, text: str) -> None:
-    """Replace a small file at once."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    _sync(unfinished)
-    os.replace(unfinished, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

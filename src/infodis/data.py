@@ -6,7 +6,8 @@ import functools
 import gzip
 import io
 import json
-import os
+import re
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from infodis.errors import InputError
+from infodis.files import atomic_file, atomic_text
 
 PIECE = 2**20
 """Characters read at a time."""
@@ -99,13 +101,14 @@ class Characters(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class Subwords(Tokenizer):
-    """A Hugging Face `tokenizer.json`, kept as its text."""
+    """A Hugging Face `tokenizer.json`, kept as its text. It neither cuts nor pads, whatever the file says."""
 
     definition: str
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
-        return int(self._tokenizer.get_vocab_size())
+        """One past the largest id: numbers of tokens may have gaps."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
@@ -125,7 +128,13 @@ class Subwords(Tokenizer):
             from tokenizers import Tokenizer as Library
         except ImportError as error:
             raise InputError("A tokenizer.json needs the tokenizers library: pip install 'infodis[train]'.") from error
-        return Library.from_str(self.definition)
+        try:
+            made = Library.from_str(self.definition)
+        except Exception as error:  # the library raises nothing more special
+            raise InputError(f"This is not a tokenizer.json that the tokenizers library reads: {error}.") from error
+        made.no_truncation()
+        made.no_padding()
+        return made
 
 
 def tokenizer_named(name: str, *, base: Path = Path()) -> Tokenizer:
@@ -140,7 +149,12 @@ def tokenizer_named(name: str, *, base: Path = Path()) -> Tokenizer:
             f"A tokenizer is {', '.join(ALPHABETS)}, characters:<alphabet> or the path of a tokenizer.json; "
             f"got {name!r}, and there is no file {path}."
         )
-    return Subwords(path.read_text(encoding="utf-8"))
+    try:
+        made = Subwords(path.read_text(encoding="utf-8"))
+        made.vocab_size  # noqa: B018 - a bad file is told here, where its name is known
+    except (InputError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}") from error
+    return made
 
 
 def tokenizer_from(description: dict[str, Any]) -> Tokenizer:
@@ -169,7 +183,7 @@ class TokenFile:
     def spread(self, count: int, length: int) -> Int[Tensor, "rows length"]:
         """Up to `count` windows at fixed places, evenly spread over the file, none overlapping another."""
         whole = len(self) // length
-        starts = torch.linspace(0, whole - 1, min(count, whole)).long() * length
+        starts = torch.linspace(0, whole - 1, min(count, whole), dtype=torch.float64).long() * length
         return self.windows(starts, length)
 
     def random(
@@ -189,7 +203,10 @@ def open_tokens(source: Path, tokenizer: Tokenizer, *, cache: Path, length: int,
     if not source.is_file():
         raise InputError(f"There is no data file {source}.")
     if source.suffix == ".npy":
-        tokens = np.load(source, mmap_mode="r", allow_pickle=False)
+        try:
+            tokens = np.load(source, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise InputError(f"{source} is not an .npy file of numbers: {error}.") from error
         _check_tokens(source, tokens, tokenizer.vocab_size)
     else:
         tokens = _tokenised(source, tokenizer, cache, field)
@@ -222,17 +239,23 @@ def _tokenised(source: Path, tokenizer: Tokenizer, cache: Path, field: str) -> n
         "dtype": dtype,
         "tokenizer": tokenizer.describe(),
     }
-    if not (cache.is_file() and note.is_file() and json.loads(note.read_text()) == about):
+    if not (cache.is_file() and _read_note(note) == {**about, "bytes": cache.stat().st_size}):
         note.unlink(missing_ok=True)
-        unfinished = cache.with_suffix(f".{os.getpid()}.tmp")
-        with unfinished.open("wb") as out:
+        with atomic_file(cache) as unfinished, unfinished.open("wb") as out:
             for tokens in _encoded(source, tokenizer, field):
                 out.write(tokens.astype(dtype).tobytes())
-        os.replace(unfinished, cache)
-        note.write_text(json.dumps(about))
+        atomic_text(note, json.dumps({**about, "bytes": cache.stat().st_size}))
     if cache.stat().st_size == 0:
         raise InputError(f"{source} holds no text.")
     return np.memmap(cache, dtype=dtype, mode="r")
+
+
+def _read_note(note: Path) -> Any:
+    """What a cache was made of; None if that cannot be told, and then it is made again."""
+    try:
+        return json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def encode_file(source: Path, tokenizer: Tokenizer, field: str = "text") -> Int[np.ndarray, " tokens"]:
@@ -244,20 +267,41 @@ def encode_file(source: Path, tokenizer: Tokenizer, field: str = "text") -> Int[
 
 
 def _encoded(source: Path, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
-    unlined = isinstance(tokenizer, Characters) and "\n" not in tokenizer.alphabet
-    for text in texts(
-        source, field
-    ):  # without a line end in the alphabet, line ends belong to the file, not to the data
-        yield tokenizer.encode(text.replace("\n", "") if unlined else text)
+    found = texts(source, field)
+    if isinstance(tokenizer, Characters) and "\n" not in tokenizer.alphabet:
+        found = _unlined(found, " " if " " in tokenizer.alphabet else "")
+    for where, text in found:
+        try:
+            yield tokenizer.encode(text)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
 
 
-def texts(source: Path, field: str = "text") -> Iterator[str]:
-    """The texts of a file: JSONL rows one by one, plain text in pieces that end at a line or a word."""
-    with _opened(source) as file:
-        if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
-            yield from _json_texts(source, file, field)
-        else:
-            yield from _pieces(file)
+def _unlined(found: Iterator[tuple[str, str]], between: str) -> Iterator[tuple[str, str]]:
+    """Texts for an alphabet without a line end: line ends between words become `between`, those at the end go."""
+    waiting = ""
+    for where, text in found:
+        whole = waiting + text
+        kept = whole.rstrip("\n")
+        waiting = whole[len(kept) :]
+        yield where, re.sub("\n+", between, kept)
+
+
+def texts(source: Path, field: str = "text") -> Iterator[tuple[str, str]]:
+    """Where they are and what they are: the texts of a file.
+
+    JSONL rows come one by one, each with a line end; plain text comes in pieces that end at a line or a word.
+    """
+    try:
+        with _opened(source) as file:
+            if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+                yield from _json_texts(source, file, field)
+            else:
+                yield from _pieces(source, file)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source} is not UTF-8 text: {error}.") from error
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InputError(f"{source} is not a whole gzip file: {error}.") from error
 
 
 def _opened(source: Path) -> io.TextIOBase:
@@ -266,25 +310,27 @@ def _opened(source: Path) -> io.TextIOBase:
     return source.open(encoding="utf-8")
 
 
-def _json_texts(source: Path, file: io.TextIOBase, field: str) -> Iterator[str]:
+def _json_texts(source: Path, file: io.TextIOBase, field: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
+        where = f"{source}, line {number}"
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise InputError(f"{source}, line {number}: not JSON ({error}).") from error
+            raise InputError(f"{where}: not JSON ({error}).") from error
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            raise InputError(f"{source}, line {number}: expected an object with a text field {field!r}.")
-        yield row[field]
+            raise InputError(f"{where}: expected an object with a text field {field!r}.")
+        yield where, row[field] + "\n"
 
 
-def _pieces(file: io.TextIOBase) -> Iterator[str]:
-    kept = ""
+def _pieces(source: Path, file: io.TextIOBase) -> Iterator[tuple[str, str]]:
+    kept, start = "", 0
     while piece := file.read(PIECE):
         text = kept + piece
         cut = max(text.rfind("\n"), text.rfind(" ")) + 1 or len(text)
         kept = text[cut:]
-        yield text[:cut]
+        yield f"{source}, after {start:,} characters", text[:cut]
+        start += cut
     if kept:
-        yield kept
+        yield f"{source}, after {start:,} characters", kept

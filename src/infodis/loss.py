@@ -9,6 +9,7 @@ All return one number per sequence, in nats.
 
 import abc
 import dataclasses
+import math
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -35,8 +36,8 @@ class ScoreFunction(Protocol):
 
 
 def strata(rows: int, *, generator: torch.Generator) -> PerRow:
-    """One uniform number in each of `rows` equal parts of [0, 1)."""
-    return (torch.arange(rows) + uniforms(rows, generator=generator)) / rows
+    """One uniform number in each of `rows` equal parts of (0, 1): never 0, where weights of losses may be infinite."""
+    return ((torch.arange(rows) + uniforms(rows, generator=generator)) / rows).clamp(min=2.0**-60)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,8 +109,9 @@ class FlatDCE(CrossEntropy):
             raise InputError(f"FlatDCE masks up to a share between 0 and 1, got {self.top}.")
 
     def masks(self, levels: PerRow, keys: Float[Tensor, "rows length"]) -> tuple[Tensor, Tensor]:
-        masked, _ = DesignDCE(UniformCount()).masks(self.top * levels, keys)
-        return masked, masked * (2 / self.top)
+        share = max(1, math.floor(self.top * keys.shape[1])) / keys.shape[1]  # sizes 1 .. share x length, all as likely
+        masked, _ = K_DCE.masks(share * levels, keys)
+        return masked, masked * (2 / share)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from infodis import checkpoint
 from infodis.checkpoint import Spec
 from infodis.data import Tokenizer
 from infodis.errors import InputError
-from infodis.nets import RADD
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
 
 POINTER = "checkpoints.json"
@@ -60,25 +59,53 @@ class Model(Predictor):
         return cast(Predictor, self.network)
 
 
-def load(spec: str | Path, *, device: str = "cpu") -> Model:
-    """A model by name: one that ships with infodis, or a directory (a checkpoint, or a training run: its best one)."""
-    directory = locate(spec)
+def load(spec: str | Path, *, device: str = "cpu", tokenizer: Tokenizer | None = None) -> Model:
+    """A model by name: one that ships with infodis, or a directory (a checkpoint, or a training run: its best one).
+
+    `tokenizer` is for checkpoints that come without one. A score network (SEDD) under absorbing noise is a predictor
+    too: its scores, normalised, are conditionals.
+    """
+    directory, place = locate(spec), device_named(device)
     network, found = checkpoint.load(directory)
-    if not isinstance(network, RADD):
+    if found.noise == "uniform":
         raise InputError(
-            f"{directory} is a score network (SEDD): it gives scores at a noise level, not conditionals. "
-            "Load it with infodis.checkpoint.load."
+            f"{directory} is a score network for uniform noise: without a mask it has no such conditionals. "
+            "infodis.checkpoint.load gives the network, infodis.sampling.sample_uniform draws from it."
         )
-    place = torch.device(device)
+    if tokenizer is not None:
+        found = with_tokenizer(found, tokenizer, where=directory)
     return Model(
         name=str(spec),
         network=network.to(place),
         spec=found,
         device=place,
-        vocab_size=network.vocab_size,
-        mask_token=network.mask_token,
+        vocab_size=found.vocab_size,
+        mask_token=found.vocab_size,
         fingerprint=fingerprint(directory),
     )
+
+
+def with_tokenizer(spec: Spec, tokenizer: Tokenizer, *, where: Path) -> Spec:
+    """The spec of a checkpoint that came without a tokenizer, with the one that the user names."""
+    if spec.tokenizer not in (None, tokenizer):
+        raise InputError(f"{where} has a tokenizer of its own. Leave the other one out.")
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise InputError(
+            f"The tokenizer knows {tokenizer.vocab_size} tokens, {where} only {spec.vocab_size}. Name the right one."
+        )
+    return dataclasses.replace(spec, tokenizer=tokenizer)
+
+
+def device_named(name: str) -> torch.device:
+    """A device that is there; `auto` is a GPU if there is one."""
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    try:
+        device = torch.device(chosen)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"The device {name!r} cannot be used: {reason} Try auto or cpu.") from error
+    return device
 
 
 def shipped() -> list[str]:
@@ -101,9 +128,20 @@ def locate(spec: str | Path) -> Path:
             f"({', '.join(shipped()) or 'none yet'}) or a directory: a checkpoint or a training run."
         )
     if (path / POINTER).is_file():
-        named = json.loads((path / POINTER).read_text(encoding="utf-8"))
-        return path / (named.get("best") or named["last"])
+        return path / read_pointer(path)["best"]
     return path
+
+
+def read_pointer(run: Path) -> dict[str, Any]:
+    """What a training run says about its checkpoints."""
+    try:
+        found = json.loads((run / POINTER).read_text(encoding="utf-8"))
+        missing = [key for key in ("last", "best", "step", "best_step") if key not in found]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{run / POINTER} is not what a training run writes: {error}.") from error
+    if missing:
+        raise InputError(f"{run / POINTER} is not what a training run writes: it lacks {', '.join(missing)}.")
+    return found
 
 
 def fingerprint(directory: Path) -> str:

@@ -1,9 +1,8 @@
 """Likelihood of long texts: windows one after another, and what they add up to, with its errors."""
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Int
@@ -12,8 +11,10 @@ from torch import Tensor
 from infodis.control import Control, Neighbours
 from infodis.design import Auto, MaskDesign
 from infodis.errors import InputError
-from infodis.estimate import Estimate, nll
+from infodis.estimate import Estimate, Request, check_seed, estimate_items
+from infodis.item import Item
 from infodis.predictor import Predictor
+from infodis.rng import key
 
 TOGETHER = 16
 """Windows handed to `nll` at a time: enough to fill batches, few enough to show progress."""
@@ -36,12 +37,28 @@ class Windows:
         if self.stride is not None and not 1 <= self.stride <= self.length:
             raise InputError(f"The stride must lie in 1..{self.length} (the window's length), got {self.stride}.")
 
-    def cut(self, tokens: Int[Tensor, " tokens"]) -> Iterator[tuple[Int[Tensor, " window"], int]]:
-        """Windows, and how many of their first tokens are context. Every token is a target once."""
+    def spans(self, tokens: int) -> "Spans":
+        """Where the windows of a text of so many tokens lie. Every token is a target once."""
         stride = self.stride or self.length
-        yield tokens[: self.length], 0
-        for start in range(stride, len(tokens) - (self.length - stride), stride):
-            yield tokens[start : start + self.length], self.length - stride
+        return Spans(self, range(0, max(1, tokens - (self.length - stride)), stride), tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spans:
+    """The windows of a text, by number."""
+
+    windows: Windows
+    starts: range
+    tokens: int
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, number: int) -> tuple[range, int]:
+        """The positions of a window, and how many of the first of them are context."""
+        start, length = self.starts[number], self.windows.length
+        context = length - (self.windows.stride or length) if number else 0
+        return range(start, min(start + length, self.tokens)), context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,35 +103,31 @@ def perplexity(
     """Score a long text window by window. `limit` scores only so many, evenly spread over the text."""
     if len(tokens) == 0:
         raise InputError("There is nothing to score: the text is empty.")
-    cut = list(windows.cut(tokens))
-    if limit is not None and limit < len(cut):
-        if limit < 1:
-            raise InputError(f"limit must be at least 1, got {limit}.")
-        cut = [cut[n] for n in torch.linspace(0, len(cut) - 1, limit).long().tolist()]
+    if limit is not None and limit < 1:
+        raise InputError(f"limit must be at least 1, got {limit}.")
+    spans = windows.spans(len(tokens))
+    count = len(spans) if limit is None else min(limit, len(spans))
+    chosen = torch.linspace(0, len(spans) - 1, count, dtype=torch.float64).long().tolist()
+    request = Request(design, control, evaluations, batch_size=batch_size)
     found: list[Estimate] = []
-    for (context, _), together in itertools.groupby(cut, key=lambda each: (each[1], len(each[0]))):
-        group = [window for window, _ in together]
-        for start in range(0, len(group), TOGETHER):
-            estimates = nll(
-                predictor,
-                torch.stack(group[start : start + TOGETHER]),
-                context=range(context),
-                evaluations=evaluations,
-                design=design,
-                control=control,
-                seed=seed,
-                batch_size=batch_size,
-            )
-            found += estimates if isinstance(estimates, list) else [estimates]
-            if progress is not None:
-                progress(len(found), len(cut))
-    return _add(found, [len(window) - context for window, context in cut])
+    for first in range(0, count, TOGETHER):
+        numbers = chosen[first : first + TOGETHER]
+        items = [_item(tokens, *spans[number]) for number in numbers]
+        # windows are named by number: equal ones must not share their masks, or their errors would add up
+        names = [key("window", number) for number in numbers]
+        found += estimate_items(predictor, items, request, seed=check_seed(seed), names=names)
+        if progress is not None:
+            progress(len(found), count)
+    return _add(found)
 
 
-def _add(found: Iterable[Estimate], counts: list[int]) -> Perplexity:
-    estimates = list(found)
+def _item(tokens: Int[Tensor, " tokens"], span: range, context: int) -> Item:
+    return Item.read(tokens[span.start : span.stop], target=None, context=range(context))
+
+
+def _add(estimates: list[Estimate]) -> Perplexity:
     nats = torch.tensor([e.value for e in estimates], dtype=torch.float64)
-    tokens = torch.tensor(counts, dtype=torch.float64)
+    tokens = torch.tensor([e.target.numel() for e in estimates], dtype=torch.float64)
     rate = float(nats.sum() / tokens.sum())
     spread = (nats - rate * tokens).square().sum()  # of a ratio of sums
     number = len(estimates)

@@ -11,14 +11,13 @@ the order depends on visible tokens only. Revealing several at once draws them a
 import abc
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from infodis.errors import InputError
+from infodis.errors import InputError, PredictorError
 from infodis.loss import ScoreFunction
 from infodis.predictor import Predictor, check_log_conditionals
 from infodis.rng import stream, uniforms
@@ -108,17 +107,25 @@ class Blocks(Sampler):
         return self.inner.reveal(masked, keys, confidence, step=step)
 
 
-def by_name(name: str, *, steps: int = 64, at_once: int = 1, greedy: bool = False) -> Sampler:
+def by_name(name: str, *, steps: int | None = None, at_once: int | None = None, greedy: bool = False) -> Sampler:
     """The sampler that a command line names: `one-by-one`, `ancestral`, `confident`; `:32` after it means in blocks."""
-    samplers = {
-        "one-by-one": OneByOne(greedy=greedy),
-        "ancestral": Ancestral(steps, greedy=greedy),
-        "confident": MostConfident(at_once, greedy=greedy),
-    }
     plain, _, size = name.partition(":")
-    if plain not in samplers or (size and not size.isdecimal()):
-        raise InputError(f"A sampler is one of {', '.join(samplers)}, with :SIZE for blocks; got {name!r}.")
-    return Blocks(samplers[plain], int(size)) if size else samplers[plain]
+    if plain not in SAMPLERS or (size and not size.isdecimal()):
+        raise InputError(f"A sampler is one of {', '.join(SAMPLERS)}, with :SIZE for blocks; got {name!r}.")
+    if steps is not None and plain != "ancestral":
+        raise InputError(f"A number of steps is for the ancestral sampler, not for {plain}.")
+    if at_once is not None and plain != "confident":
+        raise InputError(f"Tokens at once are for the confident sampler, not for {plain}.")
+    given = {name: value for name, value in (("steps", steps), ("at_once", at_once)) if value is not None}
+    sampler = SAMPLERS[plain](**given, greedy=greedy)
+    return Blocks(sampler, int(size)) if size else sampler
+
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "one-by-one": OneByOne,
+    "ancestral": Ancestral,
+    "confident": MostConfident,
+}
 
 
 def _lowest(values: Numbers, count: int) -> Masks:
@@ -156,37 +163,51 @@ def sample(
         )
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
-    generators = [stream(seed, "sample", row) for row in range(len(tokens))]
+    whole = tokens.cpu()
+    rows = range(len(whole))
     parts = [
-        _fill(predictor, tokens[start : start + batch_size], sampler, generators[start : start + batch_size])
-        for start in range(0, len(tokens), batch_size)
+        _fill(predictor, whole[start : start + batch_size], sampler, seed, rows[start : start + batch_size])
+        for start in range(0, len(whole), batch_size)
     ]
-    return torch.cat(parts) if parts else tokens.clone()
+    return torch.cat(parts) if parts else whole.clone()
 
 
-def _fill(predictor: Predictor, tokens: Tokens, sampler: Sampler, generators: list[torch.Generator]) -> Tokens:
-    for stage, part in sampler.stages(tokens == predictor.mask_token):
+class Draws:
+    """Random numbers for a batch of rows, each from a stream of its own."""
+
+    def __init__(self, seed: int, rows: range, stage: int) -> None:
+        self._streams = [stream(seed, "sample", row, stage) for row in rows]
+
+    def __call__(self, *shape: int) -> Float[Tensor, "rows ..."]:
+        return torch.stack([uniforms(*shape, generator=generator) for generator in self._streams])
+
+
+def _fill(predictor: Predictor, tokens: Tokens, sampler: Sampler, seed: int, rows: range) -> Tokens:
+    for number, (stage, part) in enumerate(sampler.stages(tokens == predictor.mask_token)):
+        draws = Draws(seed, rows, number)  # anew: how long a stage takes depends on other rows
         step, left = 0, part
         while bool(left.any()):
-            tokens, left = _step(predictor, tokens, left, stage, generators, step)
+            keys, choice = draws(2, tokens.shape[1]).unbind(1)
+            tokens, left = _step(predictor, tokens, left, stage, keys, choice, step)
             step += 1
     return tokens
 
 
 def _step(
-    predictor: Predictor, tokens: Tokens, left: Masks, sampler: Sampler, generators: list[torch.Generator], step: int
+    predictor: Predictor, tokens: Tokens, left: Masks, sampler: Sampler, keys: Numbers, choice: Numbers, step: int
 ) -> tuple[Tokens, Masks]:
+    """Reveal some positions: which ones, by the sampler; as what, by their conditionals."""
     answer = predictor.log_conditionals(tokens)
     check_log_conditionals(answer, left, vocab_size=predictor.vocab_size)
-    probability = answer.to("cpu", torch.float64).exp()
-    keys, choice = torch.stack([uniforms(2, tokens.shape[1], generator=g) for g in generators]).unbind(1)
-    likeliest = probability.max(-1)
-    drawn = likeliest.indices if sampler.greedy else categorical(probability, choice)
-    revealed = sampler.reveal(left, keys, likeliest.values, step=step)
-    return torch.where(revealed, drawn, tokens), left & ~revealed
+    confidence = answer.max(-1).values.to("cpu", torch.float64).exp()
+    revealed = sampler.reveal(left, keys, confidence, step=step)
+    wanted = answer[revealed.to(answer.device)].to("cpu", torch.float64)
+    tokens = tokens.clone()
+    tokens[revealed] = wanted.argmax(-1) if sampler.greedy else categorical(wanted.exp(), choice[revealed])
+    return tokens, left & ~revealed
 
 
-def categorical(weights: Float[Tensor, "rows length states"], uniform: Numbers) -> Tokens:
+def categorical(weights: Float[Tensor, "*places states"], uniform: Float[Tensor, "*places"]) -> Int[Tensor, "*places"]:
     """Draw from unnormalised probabilities by inversion: one uniform number a draw. Weight zero is never drawn."""
     cumulative = weights.cumsum(-1)
     wanted = (uniform * cumulative[..., -1]).unsqueeze(-1)
@@ -204,7 +225,7 @@ class ReverseStep:
     present scores imply, which is exact where tokens are independent.
     """
 
-    method: Literal["tau-leaping", "tweedie"] = "tweedie"
+    method: str = "tweedie"
     steps: int = 64
     schedule: Schedule = Geometric()
 
@@ -212,7 +233,7 @@ class ReverseStep:
         if self.steps < 1:
             raise InputError(f"Walking back needs at least one step, got {self.steps}.")
         if self.method not in ("tau-leaping", "tweedie"):
-            raise InputError(f"method must be tau-leaping or tweedie, got {self.method!r}.")
+            raise InputError(f"Uniform noise is walked back by tau-leaping or tweedie, got {self.method!r}.")
 
 
 @torch.no_grad()
@@ -225,23 +246,46 @@ def sample_uniform(
     fixed: tuple[Bool[Tensor, "#rows length"], Int[Tensor, "#rows length"]] | None = None,
     reverse: ReverseStep = ReverseStep(),
     seed: int = 0,
+    batch_size: int = 64,
 ) -> Tokens:
     """Draw sequences under uniform noise: from random tokens back to data. `fixed` holds positions and their tokens."""
-    if min(rows, length, vocab_size) < 1:
-        raise InputError(f"rows, length and vocab_size must be positive, got {rows}, {length}, {vocab_size}.")
-    generators = [stream(seed, "sample", row) for row in range(rows)]
-    tokens = torch.stack([torch.randint(vocab_size, (length,), generator=g) for g in generators])
+    if min(rows, length, vocab_size, batch_size) < 1:
+        raise InputError(
+            "rows, length, vocab_size and batch_size must be positive, "
+            f"got {rows}, {length}, {vocab_size} and {batch_size}."
+        )
+    held, value = (torch.zeros(1, length, dtype=torch.bool), torch.zeros(1, length).long()) if fixed is None else fixed
+    if bool((held & ((value < 0) | (value >= vocab_size))).any()):
+        raise InputError(f"Fixed tokens must lie in 0..{vocab_size - 1}.")
+    held, value = (part.cpu().expand(rows, length) for part in (held, value))
+    parts = []
+    for start in range(0, rows, batch_size):
+        part = slice(start, start + batch_size)
+        draws = Draws(seed, range(rows)[part], 0)
+        parts.append(_walk_back(scores, held[part], value[part], vocab_size, reverse, draws))
+    return torch.cat(parts)
+
+
+def _walk_back(
+    scores: ScoreFunction, held: Masks, value: Tokens, vocab_size: int, reverse: ReverseStep, draws: Draws
+) -> Tokens:
+    rows, length = held.shape
+    tokens = (vocab_size * draws(length)).long()
     times = torch.linspace(1, 0, reverse.steps + 1, dtype=torch.float64)
     totals = reverse.schedule.total(times)
     totals[-1] = 0.0
     for now, then in itertools.pairwise(totals):
-        if fixed is not None:
-            tokens = torch.where(fixed[0], fixed[1], tokens)
-        score = scores(tokens, now.float().expand(rows)).to("cpu", torch.float64).exp()
-        score = score.scatter(-1, tokens.unsqueeze(-1), 1.0)
+        tokens = torch.where(held, value, tokens)
+        found = scores(tokens, now.float().expand(rows))
+        if found.shape != (rows, length, vocab_size) or not bool(found.isfinite().all()):
+            raise PredictorError(
+                f"Log-scores must be finite, rows x length x vocab = {(rows, length, vocab_size)}; "
+                f"got shape {tuple(found.shape)}, {int((~found.isfinite()).sum())} numbers not finite."
+            )
+        score = found.to("cpu", torch.float64).exp().scatter(-1, tokens.unsqueeze(-1), 1.0)
         weights = _move_weights(score, tokens, float(now - then), method=reverse.method)
-        tokens = categorical(weights, torch.stack([uniforms(length, generator=g) for g in generators]))
-    return tokens if fixed is None else torch.where(fixed[0], fixed[1], tokens)
+        tokens = categorical(weights, draws(length))
+    return torch.where(held, value, tokens)
 
 
 def _move_weights(

@@ -95,16 +95,17 @@ class Cosine(Schedule):
         _check_end(self.end)
 
     def total(self, t: Numbers) -> Numbers:
-        return -torch.log(self._survival(t))
+        return -torch.log1p(-self.level(t))
 
     def rate(self, t: Numbers) -> Numbers:
-        return (1 - self.end) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / self._survival(t)
+        return (1 - self.end) * (math.pi / 2) * torch.sin(math.pi / 2 * t) / (1 - self.level(t))
 
     def time_of_total(self, total: Numbers) -> Numbers:
-        return torch.acos(((torch.exp(-total) - self.end) / (1 - self.end)).clamp(-1, 1)) / (math.pi / 2)
+        return torch.asin((-torch.expm1(-total) / (2 * (1 - self.end))).clamp(0, 1).sqrt()) * (4 / math.pi)
 
-    def _survival(self, t: Numbers) -> Numbers:
-        return self.end + (1 - self.end) * torch.cos(math.pi / 2 * t)
+    def level(self, t: Numbers) -> Numbers:
+        """1 - cos(pi t / 2) as a square of a sine: no digits cancel where t is small."""
+        return 2 * (1 - self.end) * torch.sin(math.pi / 4 * t).square()
 
 
 def _check_end(end: float) -> None:

@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Heavy imports happen inside commands, so that --help answers at once."""
 
+import os
 import sys
 
 import typer
@@ -28,12 +29,12 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point: what infodis raises on purpose becomes one line on standard error and exit code 1."""
+    """Entry point: mistakes and full disks become one line on standard error and exit code 1, not a traceback."""
     try:
         app()
-    except InfodisError as error:
-        progress_console.print(f"[bold red]Error:[/bold red] {escape(str(error))}", highlight=False)
+    except (InfodisError, OSError) as error:
+        who = f" (process {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else ""
+        progress_console.print(
+            f"[bold red]Error{who}:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True
+        )
         sys.exit(1)
-    except KeyboardInterrupt:
-        progress_console.print("Interrupted.")
-        sys.exit(130)

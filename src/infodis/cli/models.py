@@ -1,9 +1,11 @@
 """Commands about models: train them, sample from them, score long texts with them."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -11,13 +13,21 @@ from infodis.cli.screen import console, progress_console
 from infodis.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from infodis.model import Model
+    from infodis.checkpoint import Spec
+    from infodis.data import Tokenizer
+    from infodis.loss import ScoreFunction
 
 ModelName = Annotated[str, typer.Option("--model", "-m", help="A model that ships with infodis, or a directory.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Rows per forward pass. It changes no result.")]
+TokenizerName = Annotated[
+    str | None,
+    typer.Option(help="For models that come without one: text8, dna, characters:<alphabet>, or a tokenizer.json."),
+]
 
 
 def train(
@@ -37,7 +47,8 @@ def train(
     settings = training.read_config(config)
     with watching(progress_console) as watcher:
         best = training.train(settings, out, base=config.parent, resume=resume, watcher=watcher)
-    console.print(f"Best checkpoint: {best}")
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"Best checkpoint: {best}")
 
 
 def export(
@@ -52,6 +63,7 @@ def export(
     import torch
 
     from infodis import checkpoint, model
+    from infodis.files import atomic_directory
 
     kinds = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype not in kinds:
@@ -60,10 +72,10 @@ def export(
         raise InputError(f"{out} already exists. Choose another directory.")
     network, spec = checkpoint.load(model.locate(run))
     weights = {name: tensor.to(kinds[dtype]) for name, tensor in network.state_dict().items()}
-    with checkpoint.atomic_directory(out) as directory:
+    with atomic_directory(out) as directory:
         checkpoint.save(directory, spec, weights)
     size = sum(file.stat().st_size for file in out.iterdir())
-    console.print(f"{out}: {sum(t.numel() for t in weights.values()):,} parameters, {size / 1e6:.2f} MB")
+    typer.echo(f"{out}: {sum(t.numel() for t in weights.values()):,} parameters, {size / 1e6:.2f} MB")
 
 
 def sample(
@@ -76,47 +88,106 @@ def sample(
     ] = None,
     gap: Annotated[str, typer.Option(help="The character of --template that stands for a token to fill in.")] = "_",
     sampler: Annotated[
-        str, typer.Option(help="one-by-one, ancestral, confident, or one of them in blocks, like one-by-one:32.")
-    ] = "one-by-one",
-    steps: Annotated[int, typer.Option(min=1, help="Forward passes of the ancestral sampler.")] = 64,
-    at_once: Annotated[int, typer.Option(min=1, help="Tokens that the confident sampler reveals in a pass.")] = 1,
+        str | None,
+        typer.Option(
+            help="one-by-one (default), ancestral, confident, or one of them in blocks, like one-by-one:32; for models "
+            "of uniform noise tweedie (default) or tau-leaping."
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Forward passes of ancestral, tweedie, tau-leaping: 64 unless given.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that confident reveals in a pass: 1 unless given.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Below 1: more typical text.")] = 1.0,
-    greedy: Annotated[bool, typer.Option(help="Take the likeliest token instead of drawing one.")] = False,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of drawing one.")] = False,
+    tokenizer: TokenizerName = None,
     seed: Seed = 0,
     device: Device = "cpu",
+    batch_size: BatchSize = 64,
 ) -> None:
-    """Draw sequences from a model.
+    """Draw sequences from a model, one per line.
 
     Example: [bold]infodis sample -m runs/text8 --template "the capital of ______" --sampler confident[/bold]
     """
-    from infodis import sampling
-    from infodis.model import load
-    from infodis.predictor import Tempered
-
-    loaded = load(model, device=device)
-    start = _start(loaded, template, gap, length or loaded.spec.length)
-    chosen = sampling.by_name(sampler, steps=steps, at_once=at_once, greedy=greedy)
-    predictor = loaded if temperature == 1 else Tempered(loaded, temperature)
-    for row in sampling.sample(predictor, start.expand(count, -1), sampler=chosen, seed=seed):
-        console.print(loaded.decode(row), markup=False, highlight=False, soft_wrap=True)
-
-
-def _start(loaded: "Model", template: str | None, gap: str, length: int) -> "Tensor":
-    """One row to begin with: masks only, or the template."""
     import torch
 
-    if template is None:
-        return torch.full((1, length), loaded.mask_token)
+    from infodis import sampling
+    from infodis.model import device_named, load
+    from infodis.predictor import Tempered
+
+    if template is not None and length is not None:
+        raise InputError("A --template has its own length. Leave --length out.")
+    spec = _spec(model, tokenizer)
+    if spec.tokenizer is None:
+        raise InputError(f"{model} has no tokenizer to write text with. Name one by --tokenizer.")
+    wanted = torch.full((1, length or spec.length), GAP)
+    if template is not None:
+        wanted = torch.tensor([_template(spec.tokenizer, template, gap)])
+    if spec.noise == "uniform":
+        if temperature != 1 or greedy or at_once is not None:
+            raise InputError("Models of uniform noise know no --temperature, --greedy or --at-once.")
+        rows = sampling.sample_uniform(
+            _scores(model, device_named(device)),
+            count,
+            wanted.shape[1],
+            vocab_size=spec.vocab_size,
+            fixed=(wanted != GAP, wanted),
+            reverse=sampling.ReverseStep(sampler or "tweedie", steps or 64),
+            seed=seed,
+            batch_size=batch_size,
+        )
+    else:
+        chosen = sampling.by_name(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
+        loaded = load(model, device=device)
+        start = torch.where(wanted == GAP, loaded.mask_token, wanted).expand(count, -1)
+        predictor = loaded if temperature == 1 else Tempered(loaded, temperature)
+        rows = sampling.sample(predictor, start, sampler=chosen, seed=seed, batch_size=batch_size)
+    for row in rows:
+        typer.echo(spec.tokenizer.decode(row.tolist()))
+
+
+GAP = -1
+"""Stands for a token to fill in, whatever the model calls its mask."""
+
+
+def _spec(model: str, tokenizer: str | None) -> "Spec":
+    """What a model is, with the tokenizer that the user names if it has none."""
+    from infodis import checkpoint
+    from infodis.data import tokenizer_named
+    from infodis.model import locate, with_tokenizer
+
+    directory = locate(model)
+    spec = checkpoint.read_spec(directory)
+    return spec if tokenizer is None else with_tokenizer(spec, tokenizer_named(tokenizer), where=directory)
+
+
+def _template(tokenizer: "Tokenizer", template: str, gap: str) -> list[int]:
+    """The tokens of a template."""
+    if not template:
+        raise InputError("--template is empty. Write a text with a gap (_) for every token to fill in.")
     if len(gap) != 1:
         raise InputError(f"--gap is one character, got {gap!r}.")
-    parts = template.split(gap)
-    pieces = []
-    for number, part in enumerate(parts):
-        if number:
-            pieces.append(torch.tensor([loaded.mask_token]))
-        if part:
-            pieces.append(loaded.encode(part))
-    return torch.cat(pieces).unsqueeze(0)
+    found: list[int] = []
+    for number, part in enumerate(template.split(gap)):
+        found += [GAP] * (number > 0)
+        found += tokenizer.encode(part).tolist() if part else []
+    return found
+
+
+def _scores(model: str, device: "torch.device") -> "ScoreFunction":
+    """The log-scores of a score network, which may live on another device than its samples."""
+    from infodis import checkpoint
+    from infodis.model import locate
+
+    network, _ = checkpoint.load(locate(model))
+    network.to(device)
+
+    def scores(tokens: "Tensor", sigma: "Tensor") -> "Tensor":
+        return network(tokens.to(device), sigma.to(device))
+
+    return scores
 
 
 def perplexity(
@@ -128,8 +199,11 @@ def perplexity(
     ] = None,
     windows: Annotated[int | None, typer.Option(min=1, help="Score so many, evenly spread. Default: all.")] = None,
     evaluations: Annotated[int, typer.Option(min=2, help="Forward rows per window.")] = 32,
+    field: Annotated[str, typer.Option(help="Of JSONL rows: the one that holds the text.")] = "text",
+    tokenizer: TokenizerName = None,
     seed: Seed = 0,
     device: Device = "cpu",
+    batch_size: BatchSize = 64,
 ) -> None:
     """Bits per token of a long text, with the error from masks and the error from text.
 
@@ -141,8 +215,8 @@ def perplexity(
     from infodis.data import encode_file
     from infodis.model import load
 
-    loaded = load(model, device=device)
-    tokens = torch.from_numpy(encode_file(file, loaded.tokenizer))
+    loaded = load(model, device=device, tokenizer=_spec(model, tokenizer).tokenizer)
+    tokens = torch.from_numpy(encode_file(file, loaded.tokenizer, field))
     cut = rolling.Windows(length or loaded.spec.length, stride)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("windows"), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=progress_console, transient=True) as bar:
@@ -154,9 +228,10 @@ def perplexity(
             limit=windows,
             evaluations=evaluations,
             seed=seed,
+            batch_size=batch_size,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    table = Table("quantity", "value", title=f"{file.name} under {model}", show_header=False)
+    table = Table("quantity", "value", title=escape(f"{file.name} under {model}"), show_header=False)
     table.add_row("nll", f"{found.bits_per_token:.4f} bits per token")
     table.add_row("standard error, masks", f"{found.per_token(found.monte_carlo_error):.4f} bits per token")
     if found.sampling_error is not None:

@@ -4,6 +4,9 @@ Absorbing diffusion needs none: how a masked token is distributed given the visi
 masked (Ou et al., 2025). The network is therefore a `Predictor` as it stands.
 """
 
+from collections.abc import Iterable
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -33,17 +36,20 @@ class RADD(nn.Module):
         return self(tokens)
 
     def surprisal(self, tokens: Tokens, masked: Bool[Tensor, "rows length"]) -> Float[Tensor, "rows length"]:
-        """-log p of the masked tokens. The output layer runs at masked positions only."""
-        hidden = self.hidden(torch.where(masked, self.mask_token, tokens))
-        logits = self.output_layer(hidden[masked])[..., : self.vocab_size]
+        """-log p of the masked tokens. What follows the last attention runs at masked positions only."""
+        hidden = self.hidden(torch.where(masked, self.mask_token, tokens), at=masked)
+        logits = self.output_layer(hidden)[..., : self.vocab_size]
         found = F.cross_entropy(logits.float(), tokens[masked], reduction="none")
         return torch.zeros(masked.shape, dtype=found.dtype, device=found.device).index_put((masked,), found)
 
-    def hidden(self, tokens: Tokens) -> Hidden:
+    def hidden(self, tokens: Tokens, at: Bool[Tensor, "rows length"] | None = None) -> Float[Tensor, "... width"]:
+        """What the output layer sees: at all positions, or at some of them in one long row."""
         x = self.vocab_embed(tokens)
         rotated = rotation(tokens.shape[1], self.shape.width // self.shape.heads, device=x.device)
-        for block in self.blocks:
-            x = block(x, rotated)
+        last = len(self.blocks) - 1
+        for number, block in enumerate(cast(Iterable[Block], self.blocks)):
+            x = block.mix(x, rotated)
+            x = block.feed(x if at is None or number < last else x[at])
         return x
 
 
@@ -60,8 +66,12 @@ class Block(nn.Module):
         self.mlp = feed_forward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: Hidden, rotated: Rotation) -> Hidden:
-        x = x + self.dropout(self.attn_out(attend(self.attn_qkv(self.norm1(x)), self.heads, rotated)))
+    def mix(self, x: Hidden, rotated: Rotation) -> Hidden:
+        """Between positions."""
+        return x + self.dropout(self.attn_out(attend(self.attn_qkv(self.norm1(x)), self.heads, rotated)))
+
+    def feed(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
+        """At each position by itself."""
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from infodis.nets.transformer import Embedding, Hidden, Rotation, Shape, attend, feed_forward, rotation
@@ -16,6 +16,9 @@ Condition = Float[Tensor, "rows condition"]
 
 FREQUENCIES = 128
 """Of the time embedding."""
+
+LAST_SURVIVORS = 1e-3
+"""The share of tokens that is not masked at the end of training's schedule: no network has seen more noise."""
 
 
 class SEDD(nn.Module):
@@ -45,11 +48,24 @@ class SEDD(nn.Module):
         rotated = rotation(tokens.shape[1], self.shape.width // self.shape.heads, device=x.device)
         for block in self.blocks:
             x = block(x, rotated, condition)
-        scores = self.output_layer(x, condition)
+        scores = self.output_layer(x, condition).float()
         if self.scaled:
-            offset = torch.log(torch.expm1(sigma)) + math.log(scores.shape[-1] - 1)
-            scores = scores - offset.to(scores.dtype)[:, None, None]
+            offset = torch.log(torch.expm1(sigma.float())) + math.log(scores.shape[-1] - 1)
+            scores = scores - offset[:, None, None]
         return scores.scatter(-1, tokens.unsqueeze(-1), 0.0)
+
+    def log_conditionals(self, tokens: Tokens) -> Float[Tensor, "rows length vocab"]:
+        """Under absorbing noise: scores of masked tokens, normalised [eq:score-conditional].
+
+        The time that they should not depend on is the one at which as many tokens are masked as in the row.
+        """
+        hidden = (tokens == self.mask_token).float().mean(-1).clamp(0.5 / tokens.shape[1], 1 - LAST_SURVIVORS)
+        return F.log_softmax(self(tokens, -torch.log1p(-hidden))[..., : self.vocab_size], dim=-1)
+
+    def surprisal(self, tokens: Tokens, masked: Bool[Tensor, "rows length"]) -> Float[Tensor, "rows length"]:
+        """-log p of the masked tokens, under absorbing noise."""
+        found = self.log_conditionals(torch.where(masked, self.mask_token, tokens))
+        return torch.where(masked, -found.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), 0.0)
 
 
 class TimeEmbedding(nn.Module):

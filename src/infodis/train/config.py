@@ -75,7 +75,8 @@ class OptimConfig:
     """How to minimise what."""
 
     loss: str = "k-dce"
-    schedule: str = "log-linear"
+    schedule: str | None = None
+    """Of losses that draw a time (t-dce, t-dse); log-linear unless given."""
     top_level: float = 1.0
     """The largest share of a sequence that flat-dce masks."""
     steps: int = 10_000
@@ -97,7 +98,11 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         _demand(self.loss in LOSSES, f"optim.loss is one of {', '.join(LOSSES)}; got {self.loss!r}.")
-        _demand(self.schedule in SCHEDULES, f"optim.schedule is one of {', '.join(SCHEDULES)}; got {self.schedule!r}.")
+        if self.schedule is not None:
+            known = ", ".join(SCHEDULES)
+            _demand(self.schedule in SCHEDULES, f"optim.schedule is one of {known}; got {self.schedule!r}.")
+            timed = self.loss in ("t-dce", "t-dse")
+            _demand(timed, f"optim.schedule is an option of t-dce and t-dse; optim.loss is {self.loss!r}.")
         for name in ("steps", "batch", "learning_rate", "clip"):
             _demand(getattr(self, name) > 0, f"optim.{name} must be positive, got {getattr(self, name)}.")
         _demand(

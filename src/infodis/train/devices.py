@@ -2,14 +2,17 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from infodis.errors import InputError
+from infodis.model import device_named
+
+T = TypeVar("T")
 
 
 class Devices:
@@ -26,13 +29,7 @@ class Devices:
             self.device = self._accelerator.device
             self.rank, self.count = self._accelerator.process_index, self._accelerator.num_processes
             return
-        chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        try:
-            self.device = torch.device(chosen)
-        except RuntimeError as error:
-            raise InputError(
-                f"run.device must be auto, cpu, cuda or another device of torch, got {device!r}."
-            ) from error
+        self.device = device_named(device)
         self.rank, self.count = 0, 1
 
     @property
@@ -60,12 +57,24 @@ class Devices:
 
     @contextlib.contextmanager
     def first_goes_first(self) -> Iterator[None]:
-        """The writing process runs the block, then the others do."""
+        """The writing process runs the block, then the others do, even if it failed: they find the same fault."""
         if not self.first:
             self.wait()
-        yield
-        if self.first:
-            self.wait()
+        try:
+            yield
+        finally:
+            if self.first:
+                self.wait()
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What the writing process makes, in all of them."""
+        if self._accelerator is None:
+            return make()
+        from accelerate.utils import broadcast_object_list
+
+        made: list[Any] = [make() if self.first else None]
+        broadcast_object_list(made)
+        return made[0]
 
     def close(self) -> None:
         if self._accelerator is not None:

@@ -19,20 +19,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from infodis import checkpoint, loss, rng
+from infodis import __version__, checkpoint, loss, rng
 from infodis.checkpoint import Spec
 from infodis.control import Neighbours
 from infodis.data import TokenFile, open_tokens, tokenizer_named
 from infodis.design import Tiled
 from infodis.errors import InfodisError, InputError
-from infodis.estimate import nll
-from infodis.model import POINTER, Model, locate
+from infodis.estimate import Request, estimate_items
+from infodis.files import atomic_directory, atomic_text, locked, remove_unfinished
+from infodis.item import Item
+from infodis.model import POINTER, Model, locate, read_pointer
 from infodis.nets import initialise
 from infodis.schedule import SCHEDULES
 from infodis.train.config import Config
 from infodis.train.devices import Devices
 
-METRICS, STATE = "metrics.jsonl", "training.safetensors"
+METRICS, SETTINGS, STATE = "metrics.jsonl", "settings.json", "training.safetensors"
 
 
 class TrainingError(InfodisError):
@@ -55,9 +57,11 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """`nll` of fixed windows under the averaged weights."""
+    """How the averaged weights do on fixed windows."""
 
     step: int
+    quantity: str
+    """`nll`, or the loss that a score network minimises."""
     bits_per_token: float
     standard_error: float
     best: bool
@@ -75,10 +79,13 @@ class Watcher(Protocol):
 def train(config: Config, out: Path, *, base: Path, resume: bool, watcher: Watcher) -> Path:
     """Train, writing checkpoints and metrics to `out`; the directory of the best checkpoint."""
     devices = Devices(config.run.device)
-    try:
-        return _Run(config, out, base, devices, watcher).go(resume)
-    finally:
-        devices.close()
+    with contextlib.ExitStack() as stack:
+        stack.callback(devices.close)
+        if devices.first:
+            stack.enter_context(locked(out))
+            for place in (out, out / "data"):
+                remove_unfinished(place)
+        return _Run(config, out, base, devices, watcher, resume=resume).go()
 
 
 class _Objective(nn.Module):
@@ -93,26 +100,24 @@ class _Objective(nn.Module):
 
 
 class _Run:
-    def __init__(self, config: Config, out: Path, base: Path, devices: Devices, watcher: Watcher) -> None:
-        self.config, self.out, self.devices, self.watcher = config, out, devices, watcher
+    def __init__(
+        self, config: Config, out: Path, base: Path, devices: Devices, watcher: Watcher, *, resume: bool
+    ) -> None:
+        self.config, self.out, self.base, self.devices, self.watcher = config, out, base, devices, watcher
+        self.pointer = _pointer(out, resume=resume)
         optim, model = config.optim, config.model
-        passes = optim.batch // optim.rows
-        if passes % devices.count:
-            raise InputError(
-                f"{passes} forward passes a step (optim.batch / optim.micro_batch) cannot be shared equally by "
-                f"{devices.count} processes. Set micro_batch to {max(1, optim.batch // devices.count)} or less."
-            )
+        _check_shares(config, devices.count)
         tokenizer = tokenizer_named(config.data.tokenizer, base=base)
         self.spec = Spec(
             model.network, tokenizer.vocab_size, model.shape, model.length, model.noise, tokenizer=tokenizer
         )
         with devices.first_goes_first():
             self.train_tokens, self.valid_tokens = (self._open(base / name, part) for name, part in self._files())
-        schedule = SCHEDULES[optim.schedule]
+        schedule = SCHEDULES[optim.schedule or "log-linear"]
         self.loss = loss.by_name(optim.loss, schedule=schedule, noise=model.noise, top=optim.top_level)
         self.network = self.spec.build()
         initialise(self.network, generator=rng.stream(config.run.seed, "weights"))
-        if model.start is not None:
+        if model.start is not None and self.pointer is None:
             self._start(base / model.start)
         self.network.to(devices.device)
         self.average = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
@@ -122,6 +127,7 @@ class _Run:
             objective.compile()
         self.objective = objective
         self.step = 0
+        self.since_report = (0.0, 0)  # the sum of losses, and how many
         self.best = _Best(math.inf, step=0)
         self.named: dict[str, str] = {}
 
@@ -144,22 +150,21 @@ class _Run:
         assert tokenizer is not None
         return open_tokens(source, tokenizer, cache=cache, length=self.spec.length, field=self.config.data.field)
 
-    def go(self, resume: bool) -> Path:
-        self._begin(resume)
+    def go(self) -> Path:
+        self._begin()
         optim, run = self.config.optim, self.config.run
         with _Metrics(self.out, self.step, active=self.devices.first) as metrics:
-            total, since = 0.0, time.perf_counter()
+            watch = _Stopwatch(self.step)
             while self.step < optim.steps:
                 nats, norm = self._advance()
-                total += nats
+                total, taken = self.since_report = self.since_report[0] + nats, self.since_report[1] + 1
                 if self.step % run.log_every == 0 or self.step == optim.steps:
-                    taken = self.step % run.log_every or run.log_every
-                    each = (time.perf_counter() - since) / taken
+                    each = watch.seconds_per_step(self.step)
                     speed = optim.batch * self.spec.length / each
                     report = Progress(self.step, optim.steps, total / taken, self._rate(self.step), norm, speed, each)
                     metrics.write(report)
                     self._tell("progress", report)
-                    total = 0.0
+                    self.since_report = (0.0, 0)
                 due = self.step == optim.steps
                 if due or self.step % run.validate_every == 0:
                     found = self._validate()
@@ -169,22 +174,20 @@ class _Run:
                 if due or self.step % run.checkpoint_every == 0:
                     self._save()
                 if self.step % run.log_every == 0:
-                    since = time.perf_counter()
+                    watch = _Stopwatch(self.step)
         return self.out / self.named["best"]
 
-    def _begin(self, resume: bool) -> None:
-        pointer = self.out / POINTER
-        if pointer.is_file() and not resume:
-            raise InputError(
-                f"{self.out} already holds a training run. Go on with it by --resume, or choose another --out."
-            )
-        if pointer.is_file():
-            self._restore(json.loads(pointer.read_text(encoding="utf-8")))
+    def _begin(self) -> None:
+        asked, note = dataclasses.asdict(self.config), self.out / SETTINGS
+        if self.pointer is not None:
+            self._restore(self.pointer)
             self._tell("message", f"Resuming after step {self.step} of {self.config.optim.steps}.")
-        elif self.devices.first:
-            self.out.mkdir(parents=True, exist_ok=True)
-            checkpoint.atomic_text(self.out / "config.json", json.dumps(dataclasses.asdict(self.config), indent=2))
+            changed = _changes(_read_settings(note), asked)
+            if changed:
+                self._tell("message", f"Settings have changed since the run began: {'; '.join(changed)}.")
         self.devices.wait()
+        if self.devices.first:
+            atomic_text(note, json.dumps(asked, indent=2) + "\n")
 
     def _advance(self) -> tuple[float, float]:
         """One step of the optimizer: the loss in nats per token and the norm of its gradient."""
@@ -246,29 +249,28 @@ class _Run:
 
     def _validate(self) -> Validation:
         """Validation `nll` of the averaged weights; a score network is validated by its loss."""
-        run, length = self.config.run, self.spec.length
-        windows = self.valid_tokens.spread(run.valid_windows, length)
-        with self._averaged() as network:
-            if self.spec.network == "radd":
-                found = nll(
-                    self._predictor(network),
-                    windows,
-                    evaluations=run.valid_evaluations,
-                    design=Tiled(),
-                    control=Neighbours(),
-                    seed=run.seed,
-                )
-                assert isinstance(found, list)
-                values = torch.tensor([estimate.value for estimate in found])
-                errors = torch.tensor([estimate.standard_error for estimate in found])
-                mean, error = float(values.mean()), float(errors.square().sum().sqrt()) / len(found)
-            else:
-                mean, error = self._validation_loss(network, windows)
-        scale = 1 / (math.log(2) * length)
+        mean, error = self.devices.from_first(self._measure)
+        scale = 1 / (math.log(2) * self.spec.length)
         best = mean < self.best.nats
         if best:
-            self.best = _Best(mean, self.step)
-        return Validation(self.step, mean * scale, error * scale, best)
+            self.best = _Best(mean, self.step, error)
+        quantity = "nll" if self.spec.network == "radd" else self.config.optim.loss
+        return Validation(self.step, quantity, mean * scale, error * scale, best)
+
+    def _measure(self) -> tuple[float, float]:
+        """Nats per validation window, and their standard error."""
+        run = self.config.run
+        windows = self.valid_tokens.spread(run.valid_windows, self.spec.length)
+        with self._averaged() as network:
+            if self.spec.network == "sedd":
+                return self._validation_loss(network, windows)
+            request = Request(Tiled(), Neighbours(), run.valid_evaluations, batch_size=self.config.optim.rows)
+            items = [Item.read(window, target=None, context=None) for window in windows]
+            names = list(range(len(items)))  # equal windows must not share their masks
+            found = estimate_items(self._predictor(network), items, request, seed=run.seed, names=names)
+        values = torch.tensor([estimate.value for estimate in found])
+        errors = torch.tensor([estimate.standard_error for estimate in found])
+        return float(values.mean()), float(errors.square().sum().sqrt()) / len(found)
 
     @torch.no_grad()
     def _validation_loss(self, network: nn.Module, windows: Tensor) -> tuple[float, float]:
@@ -276,10 +278,14 @@ class _Run:
         for number in range(self.config.run.valid_evaluations):
             generator = rng.stream(self.config.run.seed, "validation", number)
             noise = self.loss.draw(windows, vocab_size=self.spec.vocab_size, generator=generator)
-            moved = tuple(part.to(self.devices.device) for part in noise)
-            rounds.append(self.loss.value(network, windows.to(self.devices.device), moved).mean().cpu())
+            parts = [part.split(self.config.optim.rows) for part in (windows, *noise)]
+            rounds.append(torch.cat([self._value(network, *batch) for batch in zip(*parts, strict=True)]).mean())
         values = torch.stack(rounds).double()
         return float(values.mean()), float(values.std()) / math.sqrt(len(values))
+
+    def _value(self, network: nn.Module, tokens: Tensor, *noise: Tensor) -> Tensor:
+        device = self.devices.device
+        return self.loss.value(network, tokens.to(device), tuple(part.to(device) for part in noise)).cpu()
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[nn.Module]:
@@ -303,18 +309,25 @@ class _Run:
         best = name if self.best.step in (0, self.step) else self.named["best"]
         self.named = {"last": name, "best": best}
         if self.devices.first:
-            about = {"steps": self.step, "seed": self.config.run.seed, "loss": self.config.optim.loss}
-            with checkpoint.atomic_directory(self.out / name) as directory:
-                checkpoint.save(directory, dataclasses.replace(self.spec, about=about), self.average)
+            with atomic_directory(self.out / name) as directory:
+                checkpoint.save(directory, dataclasses.replace(self.spec, about=self._about()), self.average)
                 save_file(self._state(), directory / STATE)
-            pointer = {**self.named, "step": self.step, "best_step": self.best.step}
+            pointer = {**self.named, "step": self.step, "best_step": self.best.step, "since_report": self.since_report}
             if self.best.step:
-                pointer["best_nats"] = self.best.nats
-            checkpoint.atomic_text(self.out / POINTER, json.dumps(pointer, indent=2) + "\n")
+                pointer |= {"best_nats": self.best.nats, "best_error": self.best.error}
+            atomic_text(self.out / POINTER, json.dumps(pointer, indent=2) + "\n")
             for old in self.out.glob("step-*"):
                 if old.name not in self.named.values():
                     shutil.rmtree(old, ignore_errors=True)
         self.devices.wait()
+
+    def _about(self) -> dict[str, Any]:
+        """What a checkpoint says about itself."""
+        about = {"steps": self.step, "seed": self.config.run.seed, "loss": self.config.optim.loss}
+        if self.best.step == self.step:
+            scale = 1 / (math.log(2) * self.spec.length)
+            about["validation_bits_per_token"] = [self.best.nats * scale, self.best.error * scale]
+        return about | {"versions": {"infodis": __version__, "torch": torch.__version__}}
 
     def _state(self) -> dict[str, Tensor]:
         """What a resumed run needs besides the averaged weights: the weights themselves and the optimizer's memory."""
@@ -329,7 +342,7 @@ class _Run:
         if checkpoint.read_spec(directory).to_json() | {"about": None} != self.spec.to_json() | {"about": None}:
             raise InputError(
                 f"{directory} was trained with another network or tokenizer than the configuration asks for. Choose "
-                "another --out, or go back to its configuration (config.json in the run's directory)."
+                f"another --out, or go back to its settings ({self.out / SETTINGS})."
             )
         device = self.devices.device
         self.average = {
@@ -342,7 +355,9 @@ class _Run:
             keys = ("step", "exp_avg", "exp_avg_sq")
             self.optimizer.state[parameter] = {key: state[f"optimizer.{key}.{name}"] for key in keys}
         self.step = pointer["step"]
-        self.best = _Best(pointer.get("best_nats", math.inf), pointer["best_step"])
+        total, taken = pointer.get("since_report", (0.0, 0))
+        self.since_report = (float(total), int(taken))
+        self.best = _Best(pointer.get("best_nats", math.inf), pointer["best_step"], pointer.get("best_error", 0.0))
         self.named = {"last": pointer["last"], "best": pointer["best"]}
 
     def _tell(self, kind: str, report: Any) -> None:
@@ -356,6 +371,56 @@ class _Best:
 
     nats: float
     step: int
+    error: float = 0.0
+
+
+class _Stopwatch:
+    """Time since some step."""
+
+    def __init__(self, step: int) -> None:
+        self._step, self._since = step, time.perf_counter()
+
+    def seconds_per_step(self, step: int) -> float:
+        return (time.perf_counter() - self._since) / (step - self._step)
+
+
+def _pointer(out: Path, *, resume: bool) -> dict[str, Any] | None:
+    """What to go on from; None for a run that begins."""
+    if not (out / POINTER).is_file():
+        return None
+    if not resume:
+        raise InputError(f"{out} already holds a training run. Go on with it by --resume, or choose another --out.")
+    return read_pointer(out)
+
+
+def _check_shares(config: Config, processes: int) -> None:
+    optim = config.optim
+    if (optim.batch // optim.rows) % processes == 0:
+        return
+    if optim.batch % processes:
+        raise InputError(f"optim.batch must be a multiple of the {processes} processes, got {optim.batch}.")
+    fitting = (n for n in range(optim.batch // processes, 0, -1) if optim.batch % (n * processes) == 0)
+    raise InputError(
+        f"{optim.batch // optim.rows} forward passes a step (optim.batch / optim.micro_batch) cannot be shared equally "
+        f"by {processes} processes. Set optim.micro_batch to {next(n for n in fitting if n <= optim.rows)}."
+    )
+
+
+def _read_settings(note: Path) -> dict[str, Any]:
+    try:
+        return json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Settings that differ, as `optim.steps 100 -> 200`."""
+    return [
+        f"{table}.{key} {before[table][key]} -> {value}"
+        for table, settings in now.items()
+        for key, value in settings.items()
+        if key in before.get(table, {}) and before[table][key] != value
+    ]
 
 
 def _optimizer(network: nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -376,7 +441,7 @@ class _Metrics:
         if not active:
             return
         kept = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
-        checkpoint.atomic_text(self._path, "".join(line + "\n" for line in kept if _step_of(line) <= step))
+        atomic_text(self._path, "".join(line + "\n" for line in kept if _step_of(line) <= step))
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -35,9 +35,8 @@ def _numbers(report: Progress) -> str:
 
 def _validated(report: Validation) -> str:
     note = " (best)" if report.best else ""
-    return (
-        f"step {report.step}: validation nll {report.bits_per_token:.4f} ± {report.standard_error:.4f} bits/token{note}"
-    )
+    value = f"{report.bits_per_token:.4f} ± {report.standard_error:.4f} bits/token"
+    return f"step {report.step}: validation {report.quantity} {value}{note}"
 
 
 class _Lines:
@@ -52,7 +51,7 @@ class _Lines:
         self.message(_validated(report))
 
     def message(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class _Bar(_Lines):
