@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from infodis.loss import LAMBDA_DCE
-from infodis.nets import RADD, Shape, initialise
+from infodis.nets import RADD, SIZES, Shape, initialise
 from infodis.rng import stream
 
 SETTINGS = {  # name: vocabulary, shape, batch, length
     "characters": (27, Shape(192, 4, 6, dropout=0.02), 16, 256),
     "GPT-2 vocabulary": (50257, Shape(128, 2, 4, dropout=0.02), 4, 128),
+    "the papers' small": (50257, SIZES["small"], 2, 256),
 }
 
 
@@ -50,12 +51,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--radd", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--setting", choices=list(SETTINGS), action="append", help="only this; may be repeated")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="a JSONL file for the records")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     warnings.simplefilter("ignore")
-    for name, (vocab_size, shape, batch, length) in SETTINGS.items():
+    for name in given.setting or SETTINGS:
+        vocab_size, shape, batch, length = SETTINGS[name]
         sides = {"infodis": ours(vocab_size, shape), "public": public(given.radd, vocab_size, shape)}
         optimizers = {side: torch.optim.AdamW(network.parameters()) for side, (network, _) in sides.items()}
         seconds: dict[str, list[float]] = {side: [] for side in sides}
