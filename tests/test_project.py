@@ -22,6 +22,7 @@ LAYERS = [
     {"item", "predictor", "schedule"},
     {"design", "control"},
     {"observe", "oracle"},
+    {"batching"},
     {"estimate"},
     {"ratio", "perplexity", "loss", "nets", "data"},
     {"sampling", "checkpoint"},

@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from infodis.batching import Batching, converse, run
 from infodis.control import Control, Neighbours, fold_bounds, neighbour_map, predict
 from infodis.design import Auto, Layout, MaskDesign, numbers
 from infodis.errors import InputError
 from infodis.item import Item, Positions, as_sequence
-from infodis.observe import Asker, Observations
+from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor, gather_surprisal
 from infodis.rng import stream
 
@@ -29,6 +30,9 @@ DEFAULT_CAP = 4096
 
 CHUNK = 2**19
 """Mask entries (items x rows x positions) worked on at a time: bounds memory, changes no number."""
+
+WINDOW = 2**21
+"""The same for all conversations that are under way together."""
 
 CONTROL_CHUNK = 2**16
 """The same for fitting a control, which holds some ten numbers per entry: small enough for the processor's cache."""
@@ -146,7 +150,7 @@ class Request:
     control: Control | None = Neighbours()
     evaluations: int | None = None
     standard_error: float | None = None
-    batch_size: int = 256
+    batch_size: int | None = None
     replicates: int | None = None
     """At most so many, whatever the budget pays for."""
 
@@ -165,7 +169,7 @@ class Request:
             raise InputError(f"evaluations must be at least 1, got {self.evaluations}.")
         if self.standard_error is not None and not 0 < self.standard_error < math.inf:
             raise InputError(f"standard_error must be positive, got {self.standard_error}.")
-        if self.batch_size < 1:
+        if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {self.batch_size}.")
 
     @property
@@ -194,7 +198,7 @@ def nll(
     design: MaskDesign = Auto(),
     control: Control | None = Neighbours(),
     seed: SupportsIndex = 0,
-    batch_size: int = 256,
+    batch_size: int | None = None,
 ) -> "Estimate | list[Estimate]":
     """The mask-average negative log-likelihood of target tokens given context tokens [eq:nll], in nats.
 
@@ -213,7 +217,7 @@ def nll(
         design: where to look. All designs are unbiased; they differ in variance.
         control: what to subtract; `None` for nothing.
         seed: the same seed gives the same masks for the same sequence in any company.
-        batch_size: rows per call of the predictor. It changes no result.
+        batch_size: at most so many rows per call of the predictor. It changes no result.
 
     >>> from infodis import oracle
     >>> chain = oracle.MarkovChain.random(order=2, vocab_size=4, seed=1)
@@ -288,11 +292,26 @@ def estimate_items(
         except InputError as error:
             raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None
     names = [item.key for item in items] if names is None else names
+    groups = list(_chunks(items, request))
+    conversations = (
+        estimating(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])
+        for group in groups
+    )
+    largest = max(len(group) * request.first_rows(items[group[0]].target.numel()) for group in groups)
+    longest = max(item.target.numel() for item in items)
+    batching = Batching(request.batch_size, together=max(1, WINDOW // (largest * longest)))
     found: dict[int, Estimate] = {}
-    for group in _chunks(items, request):
-        run = Run.begin(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])
-        found |= dict(zip(group, run.finish(), strict=True))
+    for group, estimates in zip(groups, converse(conversations, batching), strict=True):
+        found |= dict(zip(group, estimates, strict=True))
     return [found[n] for n in range(len(items))]
+
+
+def estimating(
+    predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]
+) -> Conversation[list[Estimate]]:
+    """The conversation that estimates items of one length and target size."""
+    begun = yield from Run.begin(predictor, items, request, seed=seed, names=names)
+    return (yield from begun.finish())
 
 
 def _chunks(items: Sequence[Item], request: Request) -> Iterator[list[int]]:
@@ -319,16 +338,18 @@ class Run:
     seed: int
 
     @staticmethod
-    def begin(predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]) -> "Run":
+    def begin(
+        predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]
+    ) -> "Conversation[Run]":
         length, design = items[0].target.numel(), request.design
         rows = request.first_rows(length)
-        asker = Asker.of(predictor, items, batch_size=request.batch_size)
+        asker = Asker.of(predictor, items)
         pilot = design.pilot(length, rows)
-        seen = Observations.none(len(items), length).extend(asker, pilot.expand(len(items), -1, -1))
+        seen = yield from Observations.none(len(items), length).extend(asker, pilot.expand(len(items), -1, -1))
         settled = [design.settle(length, rows, surprisal) for surprisal in seen.surprisal]
         return Run(items, names, asker, seen, settled, request, seed)
 
-    def finish(self) -> list[Estimate]:
+    def finish(self) -> Conversation[list[Estimate]]:
         """Draw, observe and combine, design by design."""
         found: dict[int, Estimate] = {}
         for design, rows in dict.fromkeys(self.settled):
@@ -336,16 +357,16 @@ class Run:
             layout = design.layout(self.items[0].target.numel(), rows)
             if self.request.replicates is not None:
                 layout = dataclasses.replace(layout, replicates=min(layout.replicates, self.request.replicates))
-            found |= self._until_done(design, layout, members)
+            found |= yield from self._until_done(design, layout, members)
         return [found[n] for n in range(len(self.items))]
 
-    def _until_done(self, design: MaskDesign, layout: Layout, members: Int[Tensor, " some"]) -> dict[int, Estimate]:
+    def _until_done(self, design: MaskDesign, layout: Layout, members: Int[Tensor, " some"]) -> Conversation[dict]:
         """Add replicates to all members alike until each has what was asked for."""
         found: dict[int, Estimate] = {}
         sample = Sample.none(self, design, layout, members)
         count = layout.replicates
         while members.numel():
-            sample = sample.extend(range(sample.count, count))
+            sample = yield from sample.extend(range(sample.count, count))
             values, credits = sample.combine()
             grown = min(max(count + 1, count * 5 // 4), max(count, self.request.rows // layout.rows))
             done = [self._stopped(v, layout, grown) for v in values]
@@ -430,14 +451,14 @@ class Sample:
     def cost(self, place: int) -> int:
         return int(self.seen.cost[place])
 
-    def extend(self, replicates: range) -> "Sample":
+    def extend(self, replicates: range) -> "Conversation[Sample]":
         """Draw further replicates, each from the stream of its item and number."""
         length = self.weight.shape[-1]
         names = [self.run.names[n] for n in self.members.tolist()]
         generators = [stream(self.run.seed, name, replicate) for name in names for replicate in replicates]
         masked, weight = self.design.masks(*numbers(length, self.layout, generators))
         shape = (len(names), len(replicates) * self.layout.rows, length)
-        seen = self.seen.extend(self.run.asker.subset(self.members), masked.reshape(shape))
+        seen = yield from self.seen.extend(self.run.asker.subset(self.members), masked.reshape(shape))
         return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
 
     def combine(self) -> tuple[Float64[Tensor, "items replicates"], Float64[Tensor, "items target"]]:
@@ -476,7 +497,7 @@ def order_nll(
     order: str | Sequence[int] | Tensor = "left-to-right",
     target: Positions | None = None,
     context: Positions | None = None,
-    batch_size: int = 256,
+    batch_size: int | None = None,
 ) -> Estimate:
     """The chain rule along one reveal order [eq:order-nll]: exactly -log p for a model that generates in that order.
 
@@ -491,14 +512,15 @@ def order_nll(
     """
     item = Item.read(tokens, target=target, context=context)
     item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
-    asker = Asker.of(predictor, [item], batch_size=Request(batch_size=batch_size).batch_size)
+    batching = Batching(Request(batch_size=batch_size).batch_size)
+    asker = Asker.of(predictor, [item])
     if isinstance(order, str) and order == "most-confident-first":
         credits, evaluations = _confident_credits(predictor, item)
         turns = ()
     else:
         turn = _turns(item, order)
         steps = torch.arange(item.target.numel()).unsqueeze(-1)
-        surprisal = asker.ask(torch.zeros(len(steps), dtype=torch.int64), turn >= steps)
+        surprisal = run(asker.ask(torch.zeros(len(steps), dtype=torch.int64), turn >= steps), batching)
         credits, evaluations = surprisal.gather(0, turn.unsqueeze(0)).squeeze(0), len(steps)
         turns = tuple(turn.tolist())
     return Estimate(

@@ -1,6 +1,12 @@
-"""Ask a predictor about masked rows of many items: each distinct mask of an item once, in batches."""
+"""What was seen of some items: masked rows with their surprisals, each distinct mask of an item once.
+
+Whoever wants surprisals does not call a predictor but **yields a question** and is resumed with the answer (see
+`batching`). So many estimates can be under way at once, and their rows share batches.
+"""
 
 import dataclasses
+from collections.abc import Generator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -8,48 +14,57 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.item import Item
-from infodis.predictor import Predictor, check_surprisal
+from infodis.predictor import Predictor
 
 Masked = Bool[Tensor, "items rows target"]
 Surprisal = Float64[Tensor, "items rows target"]
+Answer = Float64[Tensor, "rows target"]
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Question:
+    """Clean rows of one length, which of their positions are hidden, and the target positions to answer about."""
+
+    predictor: Predictor
+    tokens: Int[Tensor, "rows length"]
+    hidden: Bool[Tensor, "rows length"]
+    target: Int[Tensor, "rows target"]
+
+
+Conversation = Generator[Question, Tensor, Result]
+"""Questions out, answers in, a result at the end."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Asker:
-    """Items of one length and one target size, and the predictor that answers about them."""
+    """Items of one length and one target size, and the predictor that knows about them."""
 
     predictor: Predictor
     tokens: Int[Tensor, "items length"]
     target: Int[Tensor, "items target"]
     hidden: Bool[Tensor, "items length"]
-    batch_size: int
 
     @staticmethod
-    def of(predictor: Predictor, items: list[Item], *, batch_size: int) -> "Asker":
+    def of(predictor: Predictor, items: list[Item]) -> "Asker":
         tokens, target, hidden = (
             torch.stack([getattr(item, name) for item in items]) for name in ("clean", "target", "hidden")
         )
-        return Asker(predictor, tokens, target, hidden, batch_size)
+        return Asker(predictor, tokens, target, hidden)
 
     def subset(self, items: Int[Tensor, " some"]) -> "Asker":
         return dataclasses.replace(
             self, tokens=self.tokens[items], target=self.target[items], hidden=self.hidden[items]
         )
 
-    def ask(self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"]) -> Float64[Tensor, "rows target"]:
+    def ask(self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"]) -> Conversation[Answer]:
         """Surprisals at the target positions of single rows, zero where a position is not masked."""
         if len(item) == 0:
             return masked.double()
-        batches = zip(item.split(self.batch_size), masked.split(self.batch_size), strict=True)
-        return torch.cat([self._ask(*batch) for batch in batches])
-
-    @torch.no_grad()
-    def _ask(self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"]) -> Float64[Tensor, "rows target"]:
         target = self.target[item]
-        everywhere = self.hidden[item].scatter(1, target, masked)
-        answer = self.predictor.surprisal(self.tokens[item], everywhere)
-        check_surprisal(answer, everywhere)
-        return torch.where(masked, answer.to("cpu", torch.float64).gather(1, target), 0.0)
+        hidden = self.hidden[item].scatter(1, target, masked)
+        answer = yield Question(self.predictor, self.tokens[item], hidden, target)
+        return torch.where(masked, answer, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +83,7 @@ class Observations:
     def subset(self, items: Int[Tensor, " some"]) -> "Observations":
         return Observations(self.masked[items], self.surprisal[items], self.cost[items])
 
-    def extend(self, asker: Asker, masked: Masked) -> "Observations":
+    def extend(self, asker: Asker, masked: Masked) -> "Conversation[Observations]":
         """Add rows. A mask that an item has met before, here or in an earlier row, is not asked again."""
         items, old, target = self.masked.shape
         rows = torch.cat([self.masked, masked], dim=1)
@@ -76,7 +91,7 @@ class Observations:
         fresh = first[(first % rows.shape[1] >= old) & rows.flatten(0, 1)[first].any(-1)]
         known = torch.cat([self.surprisal, torch.zeros(masked.shape, dtype=torch.float64)], dim=1).flatten(0, 1)
         item = fresh // rows.shape[1]
-        known[fresh] = asker.ask(item, rows.flatten(0, 1)[fresh])
+        known[fresh] = yield from asker.ask(item, rows.flatten(0, 1)[fresh])
         cost = self.cost + torch.bincount(item, minlength=items)
         return Observations(rows, known[first[same_as]].view(items, -1, target), cost)
 

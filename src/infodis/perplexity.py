@@ -97,7 +97,7 @@ def perplexity(
     design: MaskDesign = Auto(),
     control: Control | None = Neighbours(),
     seed: int = 0,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
     """Score a long text window by window. `limit` scores only so many, evenly spread over the text."""

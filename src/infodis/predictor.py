@@ -50,6 +50,37 @@ class Predictor(Protocol):
         return gather_surprisal(self.log_conditionals(rows), tokens, masked, vocab_size=self.vocab_size)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """A batch of rows of unequal lengths, padded on the right.
+
+    `tokens` are clean; `hidden` ones are to be masked; `wanted` ones are hidden, and are what is asked about. What lies
+    beyond a row's length is padding: it is not to be seen.
+    """
+
+    tokens: Int[Tensor, "rows length"]
+    hidden: Bool[Tensor, "rows length"]
+    wanted: Bool[Tensor, "rows length"]
+    lengths: Int[Tensor, " rows"]
+
+
+@runtime_checkable
+class RowPredictor(Predictor, Protocol):
+    """A predictor that answers about exactly what is wanted: cheaper where the vocabulary is large.
+
+    Attributes:
+        pads: True if rows of unequal lengths may share a batch; otherwise all rows of a batch have one length.
+        tokens_at_once: how many tokens, padding included, a batch should hold.
+    """
+
+    pads: bool
+    tokens_at_once: int
+
+    def surprisals(self, rows: Rows) -> Float[Tensor, " wanted"]:
+        """-log p in nats of the wanted tokens, row by row."""
+        ...
+
+
 def gather_surprisal(log_conditionals: Any, tokens: Tokens, masked: Masks, *, vocab_size: int) -> Surprisals:
     """Pick -log p of the clean tokens at the masked positions, after checking that they are log-probabilities."""
     check_log_conditionals(log_conditionals, masked, vocab_size=vocab_size)

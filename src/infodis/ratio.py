@@ -13,6 +13,8 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
+from infodis import batching
+from infodis.batching import Batching
 from infodis.control import Control, Neighbours
 from infodis.design import Auto, MaskDesign
 from infodis.errors import InputError
@@ -62,7 +64,7 @@ def log_ratio(
     control: Control | None = Neighbours(),
     coupled: bool = True,
     seed: SupportsIndex = 0,
-    batch_size: int = 256,
+    batch_size: int | None = None,
 ) -> "Ratio | list[Ratio]":
     """Log p(y) - log p(x), or log p(y) under `predictor` minus log p(y) under `reference`, with its standard error.
 
@@ -139,7 +141,8 @@ class Pair:
     def _settle(self) -> tuple[MaskDesign, int, int]:
         """One design for both sides, as a pilot on the lower side finds it; the rows left, the rows spent."""
         request = self.request
-        run = Run.begin(self.other, [self.below], request, seed=self.seed, names=[self.below.key])
+        begun = Run.begin(self.other, [self.below], request, seed=self.seed, names=[self.below.key])
+        run = batching.run(begun, Batching(request.batch_size))
         design, rows = run.settled[0]
         sizes = [item.target.numel() for item in (self.above, self.below)]
         if isinstance(request.design, Auto) and not _fits(design, max(sizes), rows):

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from infodis.batching import Batching, run
 from infodis.design import Enumerate
 from infodis.errors import InputError
 from infodis.item import Item
@@ -61,9 +62,9 @@ class Tabulated(Predictor):
     @staticmethod
     def of(predictor: Predictor, item: Item, *, batch_size: int = 1024) -> "Tabulated":
         target = item.target.numel()
-        asker = Asker.of(predictor, [item], batch_size=batch_size)
+        asker = Asker.of(predictor, [item])
         masked, _ = _enumeration(target)
-        answer = asker.ask(torch.zeros(len(masked), dtype=torch.int64), masked)
+        answer = run(asker.ask(torch.zeros(len(masked), dtype=torch.int64), masked), Batching(batch_size))
         table = torch.cat([torch.zeros(1, target, dtype=torch.float64), answer])
         return Tabulated(item, predictor.vocab_size, predictor.mask_token, table)
 
