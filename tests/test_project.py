@@ -26,6 +26,7 @@ LAYERS = [
     {"estimate"},
     {"ratio", "perplexity", "loss", "nets", "data"},
     {"sampling", "checkpoint"},
+    {"adapters"},
     {"model"},
     {"train", "bench"},
     {"cli"},

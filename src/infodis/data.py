@@ -26,6 +26,14 @@ PIECE = 2**20
 ALPHABETS = {"text8": "abcdefghijklmnopqrstuvwxyz ", "dna": "ACGT"}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reading:
+    """A text as a row of tokens, and which of them are its own: neither prompt nor special tokens."""
+
+    tokens: Int[np.ndarray, " tokens"]
+    target: Int[np.ndarray, " target"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokenizer(abc.ABC):
     """Text to numbers and back."""
@@ -46,6 +54,11 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """What each token looks like, for pictures and tables."""
+
+    def read(self, text: str, *, prompt: str = "") -> "Reading":
+        """A prompt and the text after it as one row, tokenised together, with the special tokens a model expects."""
+        tokens = self.encode(prompt + text)
+        return Reading(tokens, np.arange(len(self.encode(prompt)) if prompt else 0, len(tokens)))
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -112,6 +125,21 @@ class Subwords(Tokenizer):
 
     def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def read(self, text: str, *, prompt: str = "") -> Reading:
+        """Tokenised as one text. A token that reaches from the prompt into the text belongs to the text."""
+        found = self._tokenizer.encode(prompt + text, add_special_tokens=True)
+        own = [
+            place
+            for place, ((_, end), special) in enumerate(zip(found.offsets, found.special_tokens_mask, strict=True))
+            if not special and end > len(prompt)
+        ]
+        return Reading(np.array(found.ids, dtype=np.int64), np.array(own, dtype=np.int64))
+
+    def number(self, piece: str) -> int | None:
+        """The token of a piece, such as a special token."""
+        found = self._tokenizer.token_to_id(piece)
+        return None if found is None else int(found)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))

@@ -3,21 +3,34 @@
 import dataclasses
 import hashlib
 import json
+import re
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
-from infodis import checkpoint
-from infodis.checkpoint import Spec
+from infodis import adapters
+from infodis.adapters import Opened, Options
+from infodis.adapters.files import shards
 from infodis.data import Tokenizer
 from infodis.errors import InputError
-from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
+from infodis.nets.network import Network
+from infodis.predictor import LogConditionals, Masks, Predictor, Rows, Surprisals, Tokens
 
 POINTER = "checkpoints.json"
 """In the directory of a training run: which of its checkpoints is the last and which the best."""
+
+LOGITS_AT_ONCE = 2**22
+"""Numbers of the last layer that are in memory at a time: never rows x length x vocabulary."""
+
+TOKENS_AT_ONCE = {"cpu": 2**12, "cuda": 2**15}
+"""Of a batch, padding included; a batch that does not fit into memory is halved."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,75 +38,150 @@ class Model(Predictor):
     """A predictor with a name, a tokenizer and a fingerprint of its weights."""
 
     name: str
-    network: nn.Module
-    spec: Spec
+    opened: Opened
     device: torch.device
-    vocab_size: int
-    mask_token: int
-    fingerprint: str
+    fingerprint: str = ""
+    vocab_size: int = dataclasses.field(init=False)
+    mask_token: int = dataclasses.field(init=False)
+    pads: bool = dataclasses.field(init=False)
+    tokens_at_once: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        at_once = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cuda"])
+        for name, value in (
+            ("vocab_size", self.network.vocab_size),
+            ("mask_token", self.network.mask_token),
+            ("pads", self.network.pads),
+            ("tokens_at_once", at_once),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def network(self) -> Network:
+        return self.opened.network
+
+    @property
+    def length(self) -> int | None:
+        """Tokens in a row as it was trained."""
+        return self.opened.length
 
     @property
     def tokenizer(self) -> Tokenizer:
-        if self.spec.tokenizer is None:
-            raise InputError(f"{self.name} has no tokenizer. Give tokens instead of text.")
-        return self.spec.tokenizer
+        if self.opened.tokenizer is None:
+            raise InputError(f"{self.name} has no tokenizer. Give tokens instead of text, or name a tokenizer.")
+        return self.opened.tokenizer
 
     def encode(self, text: str) -> Tensor:
-        """The tokens of a text, ready for `nll`."""
+        """The tokens of a text and nothing else, ready for `nll`. See `read` for models that expect special tokens."""
         return torch.from_numpy(self.tokenizer.encode(text))
+
+    def read(self, text: str, *, prompt: str = "") -> "Row":
+        """A text after a prompt as the model expects it: special tokens around, prompt and text tokenised together."""
+        found = self.tokenizer.read(text, prompt=prompt)
+        tokens, target = torch.from_numpy(found.tokens), torch.from_numpy(found.target)
+        begin = self.opened.begin_token
+        if begin is not None and bool((target < self.network.unpredictable).any()):
+            tokens, target = torch.cat([torch.tensor([begin]), tokens]), target + 1
+        there = torch.ones(len(tokens), dtype=torch.bool)
+        there[target] = False
+        return Row(tokens, target, there.nonzero().squeeze(-1))
 
     def decode(self, tokens: Tensor) -> str:
         return self.tokenizer.decode(tokens.tolist())
 
     @torch.no_grad()
     def log_conditionals(self, tokens: Tokens) -> LogConditionals:
-        return self._predictor.log_conditionals(tokens.to(self.device))
+        self._check_length(tokens.shape[1])
+        return self.network.log_conditionals(tokens.to(self.device))
 
     @torch.no_grad()
     def surprisal(self, tokens: Tokens, masked: Masks) -> Surprisals:
-        return self._predictor.surprisal(tokens.to(self.device), masked.to(self.device))
+        lengths = torch.full((len(tokens),), tokens.shape[1])
+        found = torch.zeros(tokens.shape, device=self.device)
+        found[masked.to(self.device)] = self.surprisals(Rows(tokens, masked, masked, lengths))
+        return found
 
-    @property
-    def _predictor(self) -> Predictor:
-        """The network as what it also is: a module that answers like a predictor."""
-        return cast(Predictor, self.network)
+    @torch.no_grad()
+    def surprisals(self, rows: Rows) -> Float[Tensor, " wanted"]:
+        """-log p of the wanted tokens: the last layer runs there only, and its softmax in float32, piece by piece."""
+        self._check_length(rows.tokens.shape[1])
+        first = self.network.unpredictable
+        if bool(rows.wanted[:, :first].any()):
+            raise InputError(
+                f"{self.name} says nothing about the first {first} token(s) of a row: its output is about the next "
+                "position. Put a begin token before the text, as context; Model.read does."
+            )
+        there = torch.arange(rows.tokens.shape[1]) < rows.lengths.unsqueeze(-1)
+        hidden = torch.where(rows.hidden, self.mask_token, rows.tokens)
+        tokens = torch.where(there, hidden, self.opened.pad_token)
+        visible = None if bool(there.all()) else self._moved(there)
+        features = self.network.features(self._moved(tokens), visible=visible, at=self._moved(rows.wanted))
+        answers = self._moved(rows.tokens[rows.wanted])
+        step = max(1, LOGITS_AT_ONCE // self.vocab_size)
+        parts = zip(features.split(step), answers.split(step), strict=True)
+        found = [F.cross_entropy(self.network.logits(f).float(), a, reduction="none") for f, a in parts]
+        return torch.cat(found) if found else torch.zeros(0, device=self.device)
+
+    def _moved(self, part: Tensor) -> Tensor:
+        """On the device; without waiting for it where that is possible."""
+        return (
+            part.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else part.to(self.device)
+        )
+
+    def _check_length(self, length: int) -> None:
+        limit = self.opened.limit
+        if limit is not None and length > limit:
+            raise InputError(f"{self.name} takes rows of at most {limit} tokens, got {length}. Cut the text.")
 
 
-def load(spec: str | Path, *, device: str = "cpu", tokenizer: Tokenizer | None = None) -> Model:
-    """A model by name: one that ships with infodis, or a directory (a checkpoint, or a training run: its best one).
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+    """A text as a model reads it, ready for `nll(model, row.tokens, target=row.target, context=row.context)`."""
 
-    `tokenizer` is for checkpoints that come without one. A score network (SEDD) under absorbing noise is a predictor
-    too: its scores, normalised, are conditionals.
+    tokens: Tensor
+    target: Tensor
+    """The positions of the text itself."""
+    context: Tensor
+    """The prompt and special tokens."""
+
+
+def load(
+    spec: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    tokenizer: Tokenizer | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """A model by name: one that ships with infodis, a directory, or a name on the Hugging Face hub.
+
+    Args:
+        spec: a bundled name; a directory with a `config.json` (a checkpoint of ours, of RADD or SEDD, LLaDA, Dream,
+            MDLM, or any masked language model of transformers); a training run; `owner/name` on the hub.
+        device: `auto`, `cpu`, `cuda`, ...
+        dtype: what the network computes in: float32, bfloat16 or float16. Softmax is always float32.
+        tokenizer: for checkpoints that come without one.
+        trust_remote_code: run code that comes with the model. Nothing of the kind is needed for the families above.
     """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype is one of {', '.join(DTYPES)}; got {dtype!r}.")
     directory, place = locate(spec), device_named(device)
-    network, found = checkpoint.load(directory)
-    if found.noise == "uniform":
-        raise InputError(
-            f"{directory} is a score network for uniform noise: without a mask it has no such conditionals. "
-            "infodis.checkpoint.load gives the network, infodis.sampling.sample_uniform draws from it."
-        )
+    opened = adapters.open_model(directory, Options(place, DTYPES[dtype], trust_remote_code))
     if tokenizer is not None:
-        found = with_tokenizer(found, tokenizer, where=directory)
-    return Model(
-        name=str(spec),
-        network=network.to(place),
-        spec=found,
-        device=place,
-        vocab_size=found.vocab_size,
-        mask_token=found.vocab_size,
-        fingerprint=fingerprint(directory),
-    )
+        opened = with_tokenizer(opened, tokenizer, where=directory)
+    return Model(str(spec), opened, place, fingerprint(directory))
 
 
-def with_tokenizer(spec: Spec, tokenizer: Tokenizer, *, where: Path) -> Spec:
-    """The spec of a checkpoint that came without a tokenizer, with the one that the user names."""
-    if spec.tokenizer not in (None, tokenizer):
+def with_tokenizer(opened: Opened, tokenizer: Tokenizer, *, where: Path) -> Opened:
+    """A model that came without a tokenizer, with the one that the user names."""
+    if opened.tokenizer not in (None, tokenizer):
         raise InputError(f"{where} has a tokenizer of its own. Leave the other one out.")
-    if tokenizer.vocab_size > spec.vocab_size:
+    if tokenizer.vocab_size > opened.network.vocab_size:
         raise InputError(
-            f"The tokenizer knows {tokenizer.vocab_size} tokens, {where} only {spec.vocab_size}. Name the right one."
+            f"The tokenizer knows {tokenizer.vocab_size} tokens, {where} only {opened.network.vocab_size}. "
+            "Name the right one."
         )
-    return dataclasses.replace(spec, tokenizer=tokenizer)
+    return dataclasses.replace(opened, tokenizer=tokenizer)
 
 
 def device_named(name: str) -> torch.device:
@@ -110,7 +198,7 @@ def device_named(name: str) -> torch.device:
 
 def shipped() -> list[str]:
     """Names of the models inside the package."""
-    return sorted(path.parent.name for path in _shelf().glob(f"*/{checkpoint.CONFIG}"))
+    return sorted(path.parent.name for path in _shelf().glob(f"*/{adapters.CONFIG}"))
 
 
 def _shelf() -> Path:
@@ -122,14 +210,34 @@ def locate(spec: str | Path) -> Path:
     if str(spec) in shipped():
         return _shelf() / str(spec)
     path = Path(spec)
+    if not path.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(spec)) and not path.parent.is_dir():
+        return _downloaded(str(spec))
     if not path.is_dir():
         raise InputError(
             f"There is no model {str(spec)!r}. It must be the name of one that ships with infodis "
-            f"({', '.join(shipped()) or 'none yet'}) or a directory: a checkpoint or a training run."
+            f"({', '.join(shipped()) or 'none yet'}), a directory (a checkpoint or a training run), or owner/name on "
+            "the Hugging Face hub."
         )
     if (path / POINTER).is_file():
         return path / read_pointer(path)["best"]
     return path
+
+
+def _downloaded(name: str) -> Path:
+    """The files of a model on the hub, from its cache if they are there."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise InputError(
+            f"There is no directory {name}. To fetch it from the hub: pip install 'infodis[hf]'."
+        ) from error
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "pytorch_model.bin", "*.py"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"There is no directory {name}, and it cannot be fetched from the hub: {reason}") from error
 
 
 def read_pointer(run: Path) -> dict[str, Any]:
@@ -147,8 +255,8 @@ def read_pointer(run: Path) -> dict[str, Any]:
 def fingerprint(directory: Path) -> str:
     """A hash of config and weights: equal for equal models, wherever they lie."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in (checkpoint.CONFIG, checkpoint.WEIGHTS):
-        with (directory / name).open("rb") as file:
+    for path in (directory / adapters.CONFIG, *shards(directory)):
+        with path.open("rb") as file:
             while piece := file.read(2**20):
                 digest.update(piece)
     return digest.hexdigest()

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from infodis.checkpoint import Spec
     from infodis.data import Tokenizer
     from infodis.loss import ScoreFunction
 
@@ -113,23 +112,24 @@ def sample(
     """
     import torch
 
-    from infodis import sampling
-    from infodis.model import device_named, load
+    from infodis import checkpoint, sampling
+    from infodis.adapters.own import is_uniform
+    from infodis.data import tokenizer_named
+    from infodis.model import device_named, load, locate
     from infodis.predictor import Tempered
 
     if template is not None and length is not None:
         raise InputError("A --template has its own length. Leave --length out.")
-    spec = _spec(model, tokenizer)
-    if spec.tokenizer is None:
-        raise InputError(f"{model} has no tokenizer to write text with. Name one by --tokenizer.")
-    wanted = torch.full((1, length or spec.length), GAP)
-    if template is not None:
-        wanted = torch.tensor([_template(spec.tokenizer, template, gap)])
-    if spec.noise == "uniform":
+    words = None if tokenizer is None else tokenizer_named(tokenizer)
+    if is_uniform(locate(model)):
         if temperature != 1 or greedy or at_once is not None:
             raise InputError("Models of uniform noise know no --temperature, --greedy or --at-once.")
+        network, spec = checkpoint.load(locate(model))
+        network.to(device_named(device))
+        words = words or spec.tokenizer
+        wanted = _wanted(words, template, gap, length or spec.length, model)
         rows = sampling.sample_uniform(
-            _scores(model, device_named(device)),
+            _on(network, device_named(device)),
             count,
             wanted.shape[1],
             vocab_size=spec.vocab_size,
@@ -140,27 +140,28 @@ def sample(
         )
     else:
         chosen = sampling.by_name(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
-        loaded = load(model, device=device)
+        loaded = load(model, device=device, tokenizer=words)
+        words = loaded.opened.tokenizer
+        wanted = _wanted(words, template, gap, length or loaded.length or 128, model)
         start = torch.where(wanted == GAP, loaded.mask_token, wanted).expand(count, -1)
         predictor = loaded if temperature == 1 else Tempered(loaded, temperature)
         rows = sampling.sample(predictor, start, sampler=chosen, seed=seed, batch_size=batch_size)
+    assert words is not None  # or there would be no rows
     for row in rows:
-        typer.echo(spec.tokenizer.decode(row.tolist()))
+        typer.echo(words.decode(row.tolist()))
 
 
 GAP = -1
 """Stands for a token to fill in, whatever the model calls its mask."""
 
 
-def _spec(model: str, tokenizer: str | None) -> "Spec":
-    """What a model is, with the tokenizer that the user names if it has none."""
-    from infodis import checkpoint
-    from infodis.data import tokenizer_named
-    from infodis.model import locate, with_tokenizer
+def _wanted(words: "Tokenizer | None", template: str | None, gap: str, length: int, model: str) -> "Tensor":
+    """One row: what is given, and gaps."""
+    import torch
 
-    directory = locate(model)
-    spec = checkpoint.read_spec(directory)
-    return spec if tokenizer is None else with_tokenizer(spec, tokenizer_named(tokenizer), where=directory)
+    if words is None:
+        raise InputError(f"{model} has no tokenizer to write text with. Name one by --tokenizer.")
+    return torch.full((1, length), GAP) if template is None else torch.tensor([_template(words, template, gap)])
 
 
 def _template(tokenizer: "Tokenizer", template: str, gap: str) -> list[int]:
@@ -176,13 +177,8 @@ def _template(tokenizer: "Tokenizer", template: str, gap: str) -> list[int]:
     return found
 
 
-def _scores(model: str, device: "torch.device") -> "ScoreFunction":
-    """The log-scores of a score network, which may live on another device than its samples."""
-    from infodis import checkpoint
-    from infodis.model import locate
-
-    network, _ = checkpoint.load(locate(model))
-    network.to(device)
+def _on(network: "torch.nn.Module", device: "torch.device") -> "ScoreFunction":
+    """A score network whose samples live elsewhere than it does."""
 
     def scores(tokens: "Tensor", sigma: "Tensor") -> "Tensor":
         return network(tokens.to(device), sigma.to(device))
@@ -212,12 +208,12 @@ def perplexity(
     import torch
 
     from infodis import perplexity as rolling
-    from infodis.data import encode_file
+    from infodis.data import encode_file, tokenizer_named
     from infodis.model import load
 
-    loaded = load(model, device=device, tokenizer=_spec(model, tokenizer).tokenizer)
+    loaded = load(model, device=device, tokenizer=None if tokenizer is None else tokenizer_named(tokenizer))
     tokens = torch.from_numpy(encode_file(file, loaded.tokenizer, field))
-    cut = rolling.Windows(length or loaded.spec.length, stride)
+    cut = rolling.Windows(length or loaded.length or 256, stride)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("windows"), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=progress_console, transient=True) as bar:
         task = bar.add_task("", total=None)

@@ -7,17 +7,14 @@ masked (Ou et al., 2025). The network is therefore a `Predictor` as it stands.
 from collections.abc import Iterable
 from typing import cast
 
-import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from infodis.nets.network import Features, Network, Places, Tokens
 from infodis.nets.transformer import Embedding, Hidden, Rotation, Shape, attend, feed_forward, rotation
 
-Tokens = Int[Tensor, "rows length"]
 
-
-class RADD(nn.Module):
+class RADD(Network):
     """Tokens 0 .. vocab_size - 1 are data, token vocab_size is the mask."""
 
     def __init__(self, vocab_size: int, shape: Shape) -> None:
@@ -28,29 +25,20 @@ class RADD(nn.Module):
         self.output_layer = Output(shape.width, vocab_size + 1)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "rows length vocab"]:
-        """Log p(x_i = v | visible tokens) for every position."""
-        logits = self.output_layer(self.hidden(tokens))[..., : self.vocab_size]
-        return F.log_softmax(logits.float(), dim=-1)
+        return self.log_conditionals(tokens)
 
-    def log_conditionals(self, tokens: Tokens) -> Float[Tensor, "rows length vocab"]:
-        return self(tokens)
-
-    def surprisal(self, tokens: Tokens, masked: Bool[Tensor, "rows length"]) -> Float[Tensor, "rows length"]:
-        """-log p of the masked tokens. What follows the last attention runs at masked positions only."""
-        hidden = self.hidden(torch.where(masked, self.mask_token, tokens), at=masked)
-        logits = self.output_layer(hidden)[..., : self.vocab_size]
-        found = F.cross_entropy(logits.float(), tokens[masked], reduction="none")
-        return torch.zeros(masked.shape, dtype=found.dtype, device=found.device).index_put((masked,), found)
-
-    def hidden(self, tokens: Tokens, at: Bool[Tensor, "rows length"] | None = None) -> Float[Tensor, "... width"]:
-        """What the output layer sees: at all positions, or at some of them in one long row."""
+    def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
+        """The hidden states, normalised. What follows the last attention runs at the wanted positions only."""
         x = self.vocab_embed(tokens)
         rotated = rotation(tokens.shape[1], self.shape.width // self.shape.heads, device=x.device)
         last = len(self.blocks) - 1
         for number, block in enumerate(cast(Iterable[Block], self.blocks)):
-            x = block.mix(x, rotated)
+            x = block.mix(x, rotated, visible)
             x = block.feed(x if at is None or number < last else x[at])
-        return x
+        return self.output_layer.norm_final(x)
+
+    def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
+        return self.output_layer.linear(features)[..., : self.vocab_size]
 
 
 class Block(nn.Module):
@@ -66,11 +54,11 @@ class Block(nn.Module):
         self.mlp = feed_forward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def mix(self, x: Hidden, rotated: Rotation) -> Hidden:
+    def mix(self, x: Hidden, rotated: Rotation, visible: Places | None) -> Hidden:
         """Between positions."""
-        return x + self.dropout(self.attn_out(attend(self.attn_qkv(self.norm1(x)), self.heads, rotated)))
+        return x + self.dropout(self.attn_out(attend(self.attn_qkv(self.norm1(x)), self.heads, rotated, visible)))
 
-    def feed(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
+    def feed(self, x: Features) -> Features:
         """At each position by itself."""
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -84,6 +72,3 @@ class Output(nn.Module):
         self.linear = nn.Linear(width, tokens)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... tokens"]:
-        return self.linear(self.norm_final(x))

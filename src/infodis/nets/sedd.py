@@ -1,16 +1,16 @@
 """SEDD: log-scores log p_t(y) / p_t(x) for every token y at every position, given the noise (Lou et al., 2024)."""
 
 import math
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from infodis.nets.network import Features, Network, Places, Tokens
 from infodis.nets.transformer import Embedding, Hidden, Rotation, Shape, attend, feed_forward, rotation
 
-Tokens = Int[Tensor, "rows length"]
 Noise = Literal["absorbing", "uniform"]
 Condition = Float[Tensor, "rows condition"]
 
@@ -21,12 +21,17 @@ LAST_SURVIVORS = 1e-3
 """The share of tokens that is not masked at the end of training's schedule: no network has seen more noise."""
 
 
-class SEDD(nn.Module):
-    """A score network. With absorbing noise the mask is token vocab_size; uniform noise has no mask."""
+class SEDD(Network):
+    """A score network. With absorbing noise the mask is token vocab_size; uniform noise has no mask.
+
+    Under absorbing noise it is a predictor too: scores of masked tokens, normalised, are their conditionals
+    [eq:score-conditional]. The time that they should not depend on is then the one at which as many tokens are masked
+    as in the row.
+    """
 
     def __init__(self, vocab_size: int, shape: Shape, *, noise: Noise = "absorbing", scaled: bool = True) -> None:
         super().__init__()
-        self.vocab_size, self.shape, self.noise = vocab_size, shape, noise
+        self.vocab_size, self.mask_token, self.shape, self.noise = vocab_size, vocab_size, shape, noise
         self.scaled = scaled and noise == "absorbing"
         states = vocab_size + (noise == "absorbing")
         self.vocab_embed = Embedding(states, shape.width)
@@ -34,38 +39,36 @@ class SEDD(nn.Module):
         self.blocks = nn.ModuleList([ModulatedBlock(shape) for _ in range(shape.blocks)])
         self.output_layer = ModulatedOutput(shape, states)
 
-    @property
-    def mask_token(self) -> int:
-        return self.vocab_size
-
     def forward(self, tokens: Tokens, sigma: Float[Tensor, " rows"]) -> Float[Tensor, "rows length states"]:
         """Log-scores at total noise `sigma` (the integral of the rate); 0 for the token that is there.
 
         `scaled` subtracts log(exp(sigma) - 1) and log(states - 1): the size that absorbing scores have on average.
         """
-        x = self.vocab_embed(tokens)
-        condition = F.silu(self.sigma_map(sigma))
-        rotated = rotation(tokens.shape[1], self.shape.width // self.shape.heads, device=x.device)
-        for block in self.blocks:
-            x = block(x, rotated, condition)
-        scores = self.output_layer(x, condition).float()
+        scores = self.output_layer.linear(self.hidden(tokens, sigma)).float()
         if self.scaled:
             offset = torch.log(torch.expm1(sigma.float())) + math.log(scores.shape[-1] - 1)
             scores = scores - offset[:, None, None]
         return scores.scatter(-1, tokens.unsqueeze(-1), 0.0)
 
-    def log_conditionals(self, tokens: Tokens) -> Float[Tensor, "rows length vocab"]:
-        """Under absorbing noise: scores of masked tokens, normalised [eq:score-conditional].
+    def hidden(self, tokens: Tokens, sigma: Float[Tensor, " rows"], visible: Places | None = None) -> Hidden:
+        """What the last layer turns into scores."""
+        x = self.vocab_embed(tokens)
+        condition = F.silu(self.sigma_map(sigma))
+        rotated = rotation(tokens.shape[1], self.shape.width // self.shape.heads, device=x.device)
+        for block in self.blocks:
+            x = block(x, rotated, condition, visible)
+        return self.output_layer(x, condition)
 
-        The time that they should not depend on is the one at which as many tokens are masked as in the row.
-        """
-        hidden = (tokens == self.mask_token).float().mean(-1).clamp(0.5 / tokens.shape[1], 1 - LAST_SURVIVORS)
-        return F.log_softmax(self(tokens, -torch.log1p(-hidden))[..., : self.vocab_size], dim=-1)
+    def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
+        there = torch.ones_like(tokens, dtype=torch.bool) if visible is None else visible
+        length = there.sum(-1)
+        share = ((tokens == self.mask_token) & there).sum(-1) / length
+        level = torch.minimum(torch.maximum(share, 0.5 / length), torch.ones_like(share) - LAST_SURVIVORS)
+        found = self.hidden(tokens, -torch.log1p(-level), visible)
+        return found if at is None else found[at]
 
-    def surprisal(self, tokens: Tokens, masked: Bool[Tensor, "rows length"]) -> Float[Tensor, "rows length"]:
-        """-log p of the masked tokens, under absorbing noise."""
-        found = self.log_conditionals(torch.where(masked, self.mask_token, tokens))
-        return torch.where(masked, -found.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), 0.0)
+    def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
+        return self.output_layer.linear(features)[..., : self.vocab_size]
 
 
 class TimeEmbedding(nn.Module):
@@ -78,7 +81,8 @@ class TimeEmbedding(nn.Module):
     def forward(self, sigma: Float[Tensor, " rows"]) -> Condition:
         exponent = torch.arange(FREQUENCIES, device=sigma.device, dtype=torch.float32) / FREQUENCIES
         angle = torch.outer(sigma.float(), 10_000**-exponent)
-        return self.mlp(torch.cat([angle.cos(), angle.sin()], dim=-1))
+        first = cast(nn.Linear, self.mlp[0])
+        return self.mlp(torch.cat([angle.cos(), angle.sin()], dim=-1).to(first.weight.dtype))
 
 
 class ModulatedBlock(nn.Module):
@@ -95,16 +99,16 @@ class ModulatedBlock(nn.Module):
         self.adaLN_modulation = _zero(nn.Linear(shape.condition, 6 * shape.width))
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: Hidden, rotated: Rotation, condition: Condition) -> Hidden:
+    def forward(self, x: Hidden, rotated: Rotation, condition: Condition, visible: Places | None) -> Hidden:
         parts = self.adaLN_modulation(condition).unsqueeze(1).chunk(6, dim=-1)
         shift_attention, scale_attention, gate_attention, shift_mlp, scale_mlp, gate_mlp = parts
         qkv = self.attn_qkv(_modulate(self.norm1(x), shift_attention, scale_attention))
-        x = x + gate_attention * self.dropout(self.attn_out(attend(qkv, self.heads, rotated)))
+        x = x + gate_attention * self.dropout(self.attn_out(attend(qkv, self.heads, rotated, visible)))
         return x + gate_mlp * self.dropout(self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp)))
 
 
 class ModulatedOutput(nn.Module):
-    """Normalise, shift and scale by the noise, and project to log-scores."""
+    """Normalise, shift and scale by the noise; `linear` then projects to log-scores."""
 
     def __init__(self, shape: Shape, states: int) -> None:
         super().__init__()
@@ -112,9 +116,9 @@ class ModulatedOutput(nn.Module):
         self.linear = _zero(nn.Linear(shape.width, states))
         self.adaLN_modulation = _zero(nn.Linear(shape.condition, 2 * shape.width))
 
-    def forward(self, x: Hidden, condition: Condition) -> Float[Tensor, "rows length states"]:
+    def forward(self, x: Hidden, condition: Condition) -> Hidden:
         shift, scale = self.adaLN_modulation(condition).unsqueeze(1).chunk(2, dim=-1)
-        return self.linear(_modulate(self.norm_final(x), shift, scale))
+        return _modulate(self.norm_final(x), shift, scale)
 
 
 def _modulate(x: Hidden, shift: Tensor, scale: Tensor) -> Hidden:

@@ -8,7 +8,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from infodis.errors import InputError
@@ -63,22 +63,28 @@ def feed_forward(shape: Shape) -> nn.Sequential:
     return nn.Sequential(nn.Linear(shape.width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, shape.width))
 
 
-def rotation(length: int, head_width: int, *, device: torch.device) -> Rotation:
-    """Cosines and sines of position times frequency, frequencies from 1 down to 1 / 10,000."""
+def rotation(length: int, head_width: int, *, device: torch.device, base: float = 10_000.0) -> Rotation:
+    """Cosines and sines of position times frequency, frequencies from 1 down to 1 / base."""
     exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
-    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), 10_000**-exponent)
+    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), base**-exponent)
     return angle.cos(), angle.sin()
 
 
-def attend(qkv: Float[Tensor, "rows length three_widths"], heads: int, rotated: Rotation) -> Hidden:
-    """Attention of every position to every other, queries and keys turned by their position."""
+def attend(
+    qkv: Float[Tensor, "rows length three_widths"],
+    heads: int,
+    rotated: Rotation,
+    visible: Bool[Tensor, "rows length"] | None = None,
+) -> Hidden:
+    """Attention of every position to every visible one, queries and keys turned by their position."""
     rows, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     query, key, value = qkv.view(rows, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-    found = F.scaled_dot_product_attention(_turn(query, rotated), _turn(key, rotated), value)
+    seen = None if visible is None else visible[:, None, None, :]
+    found = F.scaled_dot_product_attention(turn(query, rotated), turn(key, rotated), value, attn_mask=seen)
     return found.transpose(1, 2).reshape(rows, length, width)
 
 
-def _turn(x: Float[Tensor, "rows heads length width"], rotated: Rotation) -> Float[Tensor, "rows heads length width"]:
+def turn(x: Float[Tensor, "rows heads length width"], rotated: Rotation) -> Float[Tensor, "rows heads length width"]:
     """Turn each pair (x[j], x[j + half]) by its angle."""
     cosine, sine = (part.to(x.dtype) for part in rotated)
     first, second = x.chunk(2, dim=-1)

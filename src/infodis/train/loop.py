@@ -13,13 +13,14 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infodis import __version__, checkpoint, loss, rng
+from infodis.adapters import Opened
 from infodis.checkpoint import Spec
 from infodis.control import Neighbours
 from infodis.data import TokenFile, open_tokens, tokenizer_named
@@ -30,6 +31,7 @@ from infodis.files import atomic_directory, atomic_text, locked, remove_unfinish
 from infodis.item import Item
 from infodis.model import POINTER, Model, locate, read_pointer
 from infodis.nets import initialise
+from infodis.nets.network import Network
 from infodis.schedule import SCHEDULES
 from infodis.train.config import Config
 from infodis.train.devices import Devices
@@ -300,8 +302,8 @@ class _Run:
             self.network.train()
 
     def _predictor(self, network: nn.Module) -> Model:
-        size = self.spec.vocab_size
-        return Model("in training", network, self.spec, self.devices.device, size, size, fingerprint="")
+        opened = Opened("radd", cast(Network, network), self.spec.tokenizer, self.spec.length, limit=None)
+        return Model("in training", opened, self.devices.device)
 
     def _save(self) -> None:
         """Write a checkpoint of this step, point to it, and drop those that nobody points to."""

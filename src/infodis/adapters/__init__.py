@@ -1,0 +1,27 @@
+"""Models as people have them: one file a family, each saying how it is recognised and how it is read.
+
+An adapter is a module with two functions: `recognises` tells by a `config.json` whether a model is of its family,
+`open_model` turns the directory into an `Opened` model. Families are tried in order; the first that recognises the
+configuration opens it.
+"""
+
+from pathlib import Path
+
+from infodis.adapters import dream, llada, masked_lm, mdlm, own
+from infodis.adapters.files import CONFIG, read_config
+from infodis.adapters.opened import Family as Family
+from infodis.adapters.opened import Opened as Opened
+from infodis.adapters.opened import Options as Options
+from infodis.errors import InputError
+
+FAMILIES: tuple[Family, ...] = (own, llada, dream, mdlm, masked_lm)
+
+
+def open_model(directory: Path, options: Options) -> Opened:
+    """The model in a directory, by the first family that knows it."""
+    config = read_config(directory)
+    for family in FAMILIES:
+        if family.recognises(config):
+            return family.open_model(directory, config, options)
+    keys = ", ".join(sorted(config)) or "none"
+    raise InputError(f"No family of models recognises {directory / CONFIG}; its keys are {keys}.")

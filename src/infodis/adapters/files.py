@@ -1,0 +1,134 @@
+"""Files of the Hugging Face layout: sharded safetensors by key name, and tokenizers."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from infodis.adapters.opened import Options
+from infodis.data import Subwords, Tokenizer, tokenizer_named
+from infodis.errors import InputError
+
+CONFIG, INDEX, SINGLE, PICKLED = "config.json", "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The configuration of a model."""
+    path = directory / CONFIG
+    if not path.is_file():
+        raise InputError(f"{directory} is not a model: it has no {CONFIG}.")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} must hold an object, found {type(found).__name__}.")
+    return found
+
+
+def shards(directory: Path) -> list[Path]:
+    """The weight files of a model, every one of them there."""
+    if (directory / INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{directory / INDEX} is not an index of weights: {error}.") from error
+        missing = [name for name in names if not (directory / name).is_file()]
+        if missing:
+            raise InputError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names. Download it again.")
+        return [directory / name for name in names]
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    if (directory / PICKLED).is_file():
+        return [directory / PICKLED]
+    raise InputError(f"{directory} holds no weights: neither {SINGLE} nor {INDEX}.")
+
+
+def tensors(directory: Path, options: Options) -> Iterator[tuple[Path, dict[str, Tensor]]]:
+    """The weights, file by file, so that not all are in memory twice."""
+    for shard in shards(directory):
+        try:
+            if shard.suffix == ".bin":
+                yield shard, torch.load(shard, map_location=options.device, weights_only=True)
+            else:
+                yield shard, load_file(shard, device=str(options.device))
+        except SafetensorError as error:
+            raise InputError(f"{shard} cannot be read ({error}). It may be cut off: download it again.") from error
+        except Exception as error:
+            if shard.suffix != ".bin":
+                raise
+            raise InputError(
+                f"{shard} is pickled and holds more than tensors ({type(error).__name__}); it is not loaded, since "
+                "unpickling can run any code. Convert it where you trust it: torch.load it, then "
+                "safetensors.torch.save_file the state dict as model.safetensors."
+            ) from error
+
+
+def fill(
+    network: nn.Module, directory: Path, options: Options, rename: Callable[[str], str | None] = lambda key: key
+) -> None:
+    """Give a network (on the meta device) its weights. `rename` maps a key of the file to a name here, None to skip."""
+    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    wrong, found = [], set()
+    for shard, weights in tensors(directory, options):
+        part = {}
+        for key, tensor in weights.items():
+            name = rename(key)
+            if name is None:
+                continue
+            if name not in expected:
+                wrong.append(f"{key} is not part of the network")
+            elif tensor.shape != expected[name]:
+                wrong.append(f"{key} has shape {tuple(tensor.shape)}, expected {tuple(expected[name])}")
+            elif not bool(tensor.isfinite().all()):
+                wrong.append(f"{key} holds NaN or inf")
+            else:
+                part[name] = tensor.to(options.dtype)
+                found.add(name)
+        network.load_state_dict(part, strict=False, assign=True)
+        if wrong:
+            raise InputError(
+                f"{shard} does not fit its config.json: {'; '.join(wrong[:5])} ({len(wrong)} differences)."
+            )
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise InputError(f"{directory} lacks weights: {', '.join(missing[:5])} ({len(missing)} in all).")
+    network.eval().requires_grad_(False)
+
+
+def needed(config: dict[str, Any], *names: str) -> list[Any]:
+    """Values of a configuration that must be there."""
+    missing = [name for name in names if config.get(name) is None]
+    if missing:
+        raise InputError(f"The config.json of this {config.get('model_type')} model lacks {', '.join(missing)}.")
+    return [config[name] for name in names]
+
+
+def tokenizer_of(directory: Path) -> Tokenizer | None:
+    """The tokenizer.json of a model, if it has one."""
+    if not (directory / "tokenizer.json").is_file():
+        return None
+    return tokenizer_named("tokenizer.json", base=directory)
+
+
+def token_count(tokenizer: Tokenizer | None, columns: int) -> int:
+    """How many columns stand for tokens; the rest pads the vocabulary to a round number."""
+    return min(columns, tokenizer.vocab_size) if tokenizer is not None else columns
+
+
+def special_token(directory: Path, tokenizer: Tokenizer | None, name: str) -> int | None:
+    """The number of a special token that tokenizer_config.json names, such as bos_token."""
+    path = directory / "tokenizer_config.json"
+    if not path.is_file() or not isinstance(tokenizer, Subwords):
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")).get(name)
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{path} is not what transformers writes: {error}.") from error
+    text = content.get("content") if isinstance(content, dict) else content
+    return tokenizer.number(text) if isinstance(text, str) else None

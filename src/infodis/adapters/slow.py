@@ -1,0 +1,88 @@
+"""Tokenizers that only transformers can read: models without a tokenizer.json."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from infodis.data import Reading, Tokenizer
+
+FILES = ("vocab.txt", "vocab.json", "spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer_config.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowTokenizer(Tokenizer):
+    """An `AutoTokenizer`, by the directory it came from."""
+
+    directory: str
+    trust_remote_code: bool = False
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        import transformers
+
+        return transformers.AutoTokenizer.from_pretrained(
+            self.directory, trust_remote_code=self.trust_remote_code, local_files_only=True
+        )
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    @property
+    def mask_token(self) -> int | None:
+        return self._tokenizer.mask_token_id
+
+    def agrees_with(self, listed: dict[str, int]) -> bool:
+        """Whether it numbers tokens as they are listed. (A type that expects other files may start an empty one.)"""
+        mine = self._tokenizer.get_vocab()
+        return all(mine.get(piece) == number for piece, number in listed.items())
+
+    def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+    def read(self, text: str, *, prompt: str = "") -> Reading:
+        """Without offsets: the prompt is what its own tokens are, as far as the row begins with them."""
+        row = np.array(self._tokenizer.encode(prompt + text), dtype=np.int64)
+        special = np.isin(row, self._tokenizer.all_special_ids)
+        own = np.flatnonzero(~special)
+        alone = self.encode(prompt) if prompt else np.zeros(0, dtype=np.int64)
+        same = 0
+        while same < min(len(alone), len(own)) and row[own[same]] == alone[same]:
+            same += 1
+        return Reading(row, own[same:])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens)))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return [str(piece) for piece in self._tokenizer.convert_ids_to_tokens(list(tokens))]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "transformers", "directory": self.directory}
+
+
+def slow_tokenizer(directory: Path, *, trust_remote_code: bool) -> tuple[Tokenizer | None, str | None]:
+    """The tokenizer of a directory, if it has files for one; and why not, if transformers cannot read them."""
+    if not any((directory / name).is_file() for name in FILES):
+        return None, "it has no tokenizer: give tokens instead of text"
+    made = SlowTokenizer(str(directory), trust_remote_code)
+    try:
+        made.vocab_size  # noqa: B018 - whether it loads at all
+    except Exception as error:  # whatever a tokenizer's own code raises: the model is usable without
+        return None, f"its tokenizer cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0]})"
+    if not made.agrees_with(vocabulary(directory)):
+        return None, "transformers makes a tokenizer of it that is not the one of its vocab.txt: give tokens, not text"
+    return made, None
+
+
+def vocabulary(directory: Path) -> dict[str, int]:
+    """The lines of vocab.txt, if there is one: a token is numbered by its line."""
+    path = directory / "vocab.txt"
+    if not path.is_file():
+        return {}
+    return {piece: number for number, piece in enumerate(path.read_text(encoding="utf-8").splitlines())}
