@@ -28,7 +28,7 @@ LAYERS = [
     {"sampling", "checkpoint"},
     {"adapters"},
     {"model"},
-    {"train", "bench"},
+    {"train", "bench", "doctor"},
     {"cli"},
     {"__main__"},
 ]

@@ -19,7 +19,7 @@ from infodis.adapters.files import shards
 from infodis.data import Tokenizer
 from infodis.errors import InputError
 from infodis.nets.network import Network
-from infodis.predictor import LogConditionals, Masks, Predictor, Rows, Surprisals, Tokens
+from infodis.predictor import LogConditionals, Masks, RowPredictor, Rows, Surprisals, Tokens
 
 POINTER = "checkpoints.json"
 """In the directory of a training run: which of its checkpoints is the last and which the best."""
@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Model(Predictor):
+class Model(RowPredictor):
     """A predictor with a name, a tokenizer and a fingerprint of its weights."""
 
     name: str

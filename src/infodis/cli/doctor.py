@@ -1,0 +1,51 @@
+"""`infodis doctor`: is a model wired as it should be?"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from infodis.cli.models import Device, TokenizerName
+from infodis.cli.screen import console
+
+STYLES = {"ok": "green", "wrong": "bold red", "cannot tell": "yellow"}
+
+
+def doctor(
+    model: Annotated[str, typer.Argument(help="A model that ships with infodis, a directory, or a name on the hub.")],
+    text: Annotated[Path | None, typer.Option(help="Text that the model should know, one example a line.")] = None,
+    tokenizer: TokenizerName = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Device = "cpu",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+) -> None:
+    """Check a model's wiring: mask token, alignment, padding, precision and more. Exit code 1 if something is wrong.
+
+    Example: [bold]infodis doctor text8-tiny[/bold]
+    """
+    from infodis.data import texts, tokenizer_named
+    from infodis.doctor import Patient, examine, sample_rows
+    from infodis.errors import InputError
+    from infodis.model import load
+
+    if text is not None and not text.is_file():
+        raise InputError(f"There is no file {text}.")
+    words = None if tokenizer is None else tokenizer_named(tokenizer)
+    loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
+    given = [] if text is None else "".join(piece for _, piece in texts(text)).splitlines()[:32]
+    table = Table("check", "verdict", "what was found", title=escape(f"{model}, a {loaded.opened.family} model"))
+    wrong = False
+    for finding in examine(Patient(loaded, sample_rows(loaded, given))):
+        style = STYLES[finding.verdict]
+        hint = f"\n[dim]{escape(finding.hint)}[/dim]" if finding.verdict != "ok" and finding.hint else ""
+        table.add_row(finding.check, f"[{style}]{finding.verdict}[/{style}]", escape(finding.detail) + hint)
+        wrong = wrong or finding.verdict == "wrong"
+    console.print(table)
+    for note in loaded.opened.notes:
+        console.print(f"Note: {note}.", markup=False, highlight=False)
+    if wrong:
+        raise typer.Exit(1)
