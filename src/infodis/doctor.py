@@ -363,8 +363,11 @@ def _precision(patient: Patient) -> Finding:
     rows = list(patient.rows[:2])
     if dtype == torch.float32:
         full = _wanted(model, rows[:1], patient.unpredictable)
-        with torch.autocast(model.device.type, torch.bfloat16):
-            low = _wanted(model, rows[:1], patient.unpredictable)
+        try:
+            with torch.autocast(model.device.type, torch.bfloat16):
+                low = _wanted(model, rows[:1], patient.unpredictable)
+        except RuntimeError as error:
+            return Finding(name, "ok", f"float32; bfloat16 does not run: {str(error).splitlines()[0]}")
         change = float((low - full).abs().mean())
         return Finding(name, "ok", f"float32; bfloat16 would change {change:.2g} nats a token")
     low = _wanted(model, rows[:1], patient.unpredictable)

@@ -1,0 +1,126 @@
+"""Masked language models of transformers, tiny and random, one of each type.
+
+The doctor finds nothing wrong, and `nll` is that of a plain loop over the model's own logits.
+"""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+
+import infodis
+from infodis.design import Enumerate
+from infodis.doctor import Patient, examine, sample_rows
+
+transformers = pytest.importorskip("transformers")
+
+TINY = {
+    "hidden_size": 16, "d_model": 16, "dim": 16, "emb_dim": 16, "embedding_size": 16,
+    "num_hidden_layers": 2, "n_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
+    "num_attention_heads": 2, "n_heads": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "intermediate_size": 24, "hidden_dim": 24, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24,
+    "vocab_size": 40, "max_position_embeddings": 40, "pad_token_id": 1, "type_vocab_size": 2,
+}  # fmt: skip
+"""What configurations call their sizes; each takes those that it knows."""
+
+TYPES = [
+    "albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta", "deberta-v2", "distilbert",
+    "electra", "ernie", "esm", "flaubert", "fnet", "ibert", "layoutlm", "megatron-bert", "mobilebert",
+    "modernbert", "mpnet", "nystromformer", "rembert", "roberta", "roberta-prelayernorm", "roformer", "squeezebert",
+]  # fmt: skip
+LEAKING = {"convbert", "fnet"}
+WHOLE = {"mobilebert"}
+"""Types whose last layer is not one module, so that all logits are computed."""
+MASK = 4
+
+
+def build(kind, directory):
+    known = transformers.AutoConfig.for_model(kind)
+    names = {*known.to_dict(), *getattr(known, "attribute_map", {})}
+    config = transformers.AutoConfig.for_model(kind, **{name: size for name, size in TINY.items() if name in names})
+    torch.manual_seed(0)
+    model = transformers.AutoModelForMaskedLM.from_config(config).eval()
+    model.save_pretrained(directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": MASK}))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", TYPES)
+def test_masked_language_models(kind, tmp_path):
+    reference = build(kind, tmp_path)
+    model = infodis.load(tmp_path)
+    assert model.pads == (kind not in LEAKING)
+    assert model.network.split == (kind not in WHOLE)
+    findings = list(examine(Patient(model, sample_rows(model))))
+    assert not [finding for finding in findings if finding.verdict == "wrong"]
+
+    tokens = torch.tensor([7, 20, 33, 8])
+    expected = 0.0
+    for size in range(1, 5):
+        for places in itertools.combinations(range(4), size):
+            row = tokens.clone()
+            row[list(places)] = MASK
+            with torch.no_grad():
+                logits = reference(row[None]).logits[0]
+            logits[:, MASK] = -math.inf
+            cost = -logits.log_softmax(-1)[list(places), tokens[list(places)]].sum()
+            expected += float(cost) / (size * math.comb(4, size))
+    others = [torch.tensor([9, 10, 11]), torch.tensor([5, 6, 7, 8, 9, 10])]
+    found = infodis.nll(model, [others[0], tokens, others[1]], design=Enumerate(), evaluations=63)[1]
+    assert found.value == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ignored_attention_masks_are_found_and_not_relied_on(tmp_path, monkeypatch):
+    """A BERT that ignores its attention mask: padding leaks, so its rows are not padded, and scores stay right."""
+    build("bert", tmp_path)
+    kind = transformers.models.bert.modeling_bert.BertModel
+    right = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, *a, attention_mask=None, **k: right(self, *a, **k))
+    model = infodis.load(tmp_path)
+    assert not model.pads
+    assert "padding leaks" in model.opened.notes[-1]
+    texts = [torch.tensor([9, 10, 11]), torch.tensor([5, 6, 7, 8, 9, 10])]
+    together = infodis.nll(model, texts, evaluations=16)
+    alone = [infodis.nll(model, text, evaluations=16).value for text in texts]
+    assert [estimate.value for estimate in together] == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_missing_mask_token_is_told(tmp_path):
+    build("bert", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["mask_token_id"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(infodis.errors.InputError, match="which token is the mask"):
+        infodis.load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_special_tokens_are_context(tmp_path):
+    """A BERT tokenizer puts [CLS] and [SEP] around a text; they are read, not scored."""
+    tokenizers = pytest.importorskip("tokenizers")
+    build("bert", tmp_path)
+    words = {"[PAD]": 1, "[UNK]": 0, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "the": 5, "cat": 6, "sat": 7}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made.save(str(tmp_path / "tokenizer.json"))
+    model = infodis.load(tmp_path)
+    row = model.read("cat sat", prompt="the ")
+    assert row.tokens.tolist() == [2, 5, 6, 7, 3]
+    assert row.target.tolist() == [2, 3]
+    assert row.context.tolist() == [0, 1, 4]
+    assert model.log_conditionals(torch.tensor([[2, 4, 3]]))[0, 1, 8:].max() == -math.inf  # beyond the tokenizer
+    named = {f.check: f.verdict for f in examine(Patient(model, [row.tokens.repeat(3)]))}
+    assert named["mask token"] == "ok"
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": 6}))
+    wrong = {f.check: f for f in examine(Patient(infodis.load(tmp_path), [torch.tensor([2, 5, 7, 5, 7, 5, 7, 3])]))}
+    assert wrong["mask token"].verdict == "wrong"
+    assert "mask_token_id = 4" in wrong["mask token"].hint
