@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all check bench docs clean
+.PHONY: demo test test-all test-transformers-4 check bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -19,6 +19,12 @@ test: $(STAMP)  ## the default tests: a few minutes on two cores
 
 test-all: $(STAMP)  ## the slow ones too
 	$(BIN)/python -m pytest -n 2 -q -m 'slow or not slow' --timeout=1800
+
+test-transformers-4: pyproject.toml constraints.txt  ## models of transformers, with its last version 4
+	$(PYTHON) -m venv .venv-4
+	.venv-4/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv-4/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' transformers==4.57.6
+	.venv-4/bin/python -m pytest -n 2 -q tests/test_adapters.py tests/test_conformance.py tests/test_doctor.py
 
 check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff check .
@@ -36,4 +42,4 @@ docs: $(STAMP)  ## HTML documentation in docs/_build
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
 
 clean:
-	rm -rf .venv out docs/_build
+	rm -rf .venv .venv-4 out docs/_build

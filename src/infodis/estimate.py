@@ -5,6 +5,7 @@ standard error comes from independent replicates of all of that.
 """
 
 import abc
+import contextlib
 import dataclasses
 import math
 import operator
@@ -22,11 +23,14 @@ from infodis.errors import InputError
 from infodis.item import Item, Positions, as_sequence
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor, gather_surprisal
-from infodis.rng import stream
+from infodis.rng import key, stream
 
 DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
 """Forward rows per sequence at which a request for a standard error gives up, unless `evaluations` says otherwise."""
+
+GLANCES = (16, 48)
+"""Forward rows to look at before more are spent on a standard error."""
 
 CHUNK = 2**19
 """Mask entries (items x rows x positions) worked on at a time: bounds memory, changes no number."""
@@ -178,6 +182,17 @@ class Request:
         default = DEFAULT_EVALUATIONS if self.standard_error is None else DEFAULT_CAP
         return default if self.evaluations is None else self.evaluations
 
+    def glances(self, length: int) -> list[int]:
+        """Small budgets to try on the way to a standard error."""
+        if self.standard_error is None or length <= 8:  # so few positions are soon enumerated
+            return []
+        first, found = self.first_rows(length), []
+        for rows in GLANCES:
+            with contextlib.suppress(InputError):  # a design that cannot do with so few rows
+                self.design.layout(length, rows)
+                found += [rows] if 2 * rows <= first else []
+        return found
+
     def first_rows(self, length: int) -> int:
         """What to spend before looking at the standard error for the first time."""
         if self.standard_error is not None:
@@ -309,9 +324,34 @@ def estimate_items(
 def estimating(
     predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]
 ) -> Conversation[list[Estimate]]:
-    """The conversation that estimates items of one length and target size."""
-    begun = yield from Run.begin(predictor, items, request, seed=seed, names=names)
-    return (yield from begun.finish())
+    """The conversation that estimates items of one length and target size.
+
+    On the way to a standard error a few rows are looked at first: for some items they are enough. What a glance saw is
+    not used again, since whether there is more to come was decided by it.
+    """
+    found: dict[int, Estimate] = {}
+    spent = [0] * len(items)
+    left = list(range(len(items)))
+    for rows in request.glances(items[0].target.numel()):
+        if not left:
+            break
+        fixed = dataclasses.replace(request, evaluations=rows, standard_error=None)
+        others = [key(names[n], "glance", rows) for n in left]
+        begun = yield from Run.begin(predictor, [items[n] for n in left], fixed, seed=seed, names=others)
+        for n, estimate in zip(left, (yield from begun.finish()), strict=True):
+            spent[n] += estimate.evaluations
+            if estimate.stopped == "exact" or is_precise(estimate.replicates, request.standard_error or math.inf):
+                reached: Stopped = "exact" if estimate.stopped == "exact" else "standard error reached"
+                found[n] = dataclasses.replace(estimate, stopped=reached, evaluations=spent[n])
+        left = [n for n in left if n not in found]
+    if left:
+        rest = dataclasses.replace(request, evaluations=request.rows - max(spent[n] for n in left))
+        begun = yield from Run.begin(
+            predictor, [items[n] for n in left], rest, seed=seed, names=[names[n] for n in left]
+        )
+        for n, estimate in zip(left, (yield from begun.finish()), strict=True):
+            found[n] = dataclasses.replace(estimate, evaluations=spent[n] + estimate.evaluations)
+    return [found[n] for n in range(len(items))]
 
 
 def _chunks(items: Sequence[Item], request: Request) -> Iterator[list[int]]:

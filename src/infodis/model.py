@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,10 +23,7 @@ from infodis.predictor import LogConditionals, Masks, RowPredictor, Rows, Surpri
 POINTER = "checkpoints.json"
 """In the directory of a training run: which of its checkpoints is the last and which the best."""
 
-LOGITS_AT_ONCE = 2**22
-"""Numbers of the last layer that are in memory at a time: never rows x length x vocabulary."""
-
-TOKENS_AT_ONCE = {"cpu": 2**12, "cuda": 2**15}
+TOKENS_AT_ONCE = {"cpu": 2**11, "cuda": 2**15}
 """Of a batch, padding included; a batch that does not fit into memory is halved."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -103,7 +99,7 @@ class Model(RowPredictor):
 
     @torch.no_grad()
     def surprisals(self, rows: Rows) -> Float[Tensor, " wanted"]:
-        """-log p of the wanted tokens: the last layer runs there only, and its softmax in float32, piece by piece."""
+        """-log p of the wanted tokens: the last layer runs there only."""
         self._check_length(rows.tokens.shape[1])
         first = self.network.unpredictable
         if bool(rows.wanted[:, :first].any()):
@@ -116,11 +112,7 @@ class Model(RowPredictor):
         tokens = torch.where(there, hidden, self.opened.pad_token)
         visible = None if bool(there.all()) else self._moved(there)
         features = self.network.features(self._moved(tokens), visible=visible, at=self._moved(rows.wanted))
-        answers = self._moved(rows.tokens[rows.wanted])
-        step = max(1, LOGITS_AT_ONCE // self.vocab_size)
-        parts = zip(features.split(step), answers.split(step), strict=True)
-        found = [F.cross_entropy(self.network.logits(f).float(), a, reduction="none") for f, a in parts]
-        return torch.cat(found) if found else torch.zeros(0, device=self.device)
+        return self.network.costs(features, self._moved(rows.tokens[rows.wanted]))
 
     def _moved(self, part: Tensor) -> Tensor:
         """On the device; without waiting for it where that is possible."""

@@ -34,6 +34,6 @@ def uniforms(*shape: int, generator: torch.Generator) -> Float64[Tensor, "..."]:
     return torch.rand(*shape, generator=generator, dtype=torch.float64)
 
 
-def seed_dropout(seed: int, *path: Name) -> None:
-    """Name the stream that dropout layers draw from: the one draw that takes no generator."""
+def seed_global(seed: int, *path: Name) -> None:
+    """Name the stream of draws that take no generator: dropout layers, weights that foreign libraries make."""
     torch.manual_seed(key(seed, *path))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from infodis.adapters.files import special_token, token_count, tokenizer_of
@@ -41,7 +42,7 @@ class MaskedLM(Network):
     def __init__(self, model: nn.Module, *, mask_token: int, tokens: int, pad_token: int) -> None:
         super().__init__()
         self.model, self.mask_token, self.tokens, self.pad_token = model, mask_token, tokens, pad_token
-        self._head: nn.Module | None = None
+        self._head: nn.Linear | None = None
         with torch.no_grad():
             self.vocab_size = self._whole(self._try_out(2, 7), None).shape[-1]
             self._head = self._find_head()
@@ -57,12 +58,17 @@ class MaskedLM(Network):
         found = self._whole(tokens, visible) if self._head is None else self._until(self._head, tokens, visible)
         return found if at is None else found[at]
 
+    def last_layer(self) -> nn.Linear:
+        assert self._head is not None
+        return self._head
+
     def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
-        found = features.clone() if self._head is None else self._head(features)
-        found[..., self.tokens :] = -torch.inf
-        if self.mask_token < self.vocab_size:
-            found[..., self.mask_token] = -torch.inf
-        return found
+        return super().logits(features) if self.split else self.excluding(features.clone())
+
+    def costs(self, features: Features, tokens: Int[Tensor, " places"]) -> Float[Tensor, " places"]:
+        if self.split:
+            return super().costs(features, tokens)
+        return F.cross_entropy(self.logits(features).float(), tokens, reduction="none")
 
     def _whole(self, tokens: Tokens, visible: Places | None) -> Float[Tensor, "rows length columns"]:
         seen = torch.ones_like(tokens) if visible is None else visible.long()
@@ -76,10 +82,10 @@ class MaskedLM(Network):
             raise _NotAHead
         return heard[0]
 
-    def _find_head(self) -> nn.Module | None:
+    def _find_head(self) -> nn.Linear | None:
         """The last layer, if running it on what it is given answers the same as the whole model."""
         head = getattr(self.model, "get_output_embeddings", lambda: None)()
-        if not isinstance(head, nn.Module):
+        if not isinstance(head, nn.Linear):
             return None
         rows = self._try_out(2, 7)
         try:

@@ -119,6 +119,36 @@ def bench_overhead(out: Out = None) -> None:
     _save(found, out, "overhead")
 
 
+@bench.command("throughput")
+def bench_throughput(
+    texts: Annotated[int, typer.Option(min=2, help="Random texts of 20 to 120 tokens.")] = 200, out: Out = None
+) -> None:
+    """Rows per second, memory and time to a standard error, beside the way people score today. Needs transformers.
+
+    Example: [bold]infodis bench throughput --texts 40[/bold]
+    """
+    from infodis.bench.throughput import throughput
+
+    found = _collect("today's way, then infodis", throughput(texts))
+    table = Table("", *(side.way for side in found), "ratio", title=f"a BERT of 4 x 256, 30,522 tokens, {texts} texts")
+    today, ours = found
+    for name, title, better in (
+        ("rows_per_second", "rows per second", ours.rows_per_second / today.rows_per_second),
+        ("peak_mebibytes", "peak memory beyond the model, MiB", today.peak_mebibytes / ours.peak_mebibytes),
+        ("standard_error", "standard error, nats", today.standard_error / ours.standard_error),
+        (
+            "seconds_to_standard_error",
+            "seconds a text to 0.5 nats",
+            today.seconds_to_standard_error / ours.seconds_to_standard_error,
+        ),
+        ("overhead", "time outside forward passes", None),
+    ):
+        values = (f"{getattr(side, name):,.3g}" for side in found)
+        table.add_row(title, *values, "" if better is None else f"{better:.2f}")
+    console.print(table)
+    _save(found, out, "throughput")
+
+
 def _collect(what: str, records: Iterable[Any]) -> list[Any]:
     """Run an experiment under a progress line on standard error."""
     columns = (

@@ -53,9 +53,8 @@ class Llama(Network):
                 f"The mask token {mask_token} and the {tokens} tokens must lie within the {shape.columns} columns."
             )
         self.shape, self.shifted = shape, shifted
-        self.vocab_size, self.mask_token, self.unpredictable = shape.columns, mask_token, int(shifted)
-        self.tokens = tokens
-        """Columns from this one on are padding."""
+        self.vocab_size, self.mask_token, self.tokens = shape.columns, mask_token, tokens
+        self.unpredictable = int(shifted)
         self.embed = nn.Embedding(shape.columns, shape.width)
         self.blocks = nn.ModuleList([LlamaBlock(shape) for _ in range(shape.blocks)])
         self.norm = RootMeanSquare(shape)
@@ -70,12 +69,8 @@ class Llama(Network):
             x = torch.cat([x[:, :1], x[:, :-1]], dim=1)
         return self.norm(x if at is None else x[at])
 
-    def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
-        """Data holds neither the mask nor padding of the vocabulary: their probability is exactly zero."""
-        found = self.head(features)
-        found[..., self.tokens :] = -torch.inf
-        found[..., self.mask_token] = -torch.inf
-        return found
+    def last_layer(self) -> nn.Linear:
+        return self.head
 
 
 class LlamaBlock(nn.Module):

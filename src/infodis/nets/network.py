@@ -1,4 +1,4 @@
-"""What all networks have in common: features of tokens, logits of features. Everything else follows."""
+"""What all networks have in common: features of tokens, and a last layer that makes logits of them."""
 
 import torch
 import torch.nn.functional as F
@@ -9,19 +9,24 @@ Tokens = Int[Tensor, "rows length"]
 Places = Bool[Tensor, "rows length"]
 Features = Float[Tensor, "... width"]
 
+ROWS_AT_ONCE, COLUMNS_AT_ONCE = 1024, 2048
+"""How much of features x vocabulary is in memory at a time: small enough for the processor's cache."""
+
 
 class Network(nn.Module):
     """A predictor whose last layer can be asked about some positions only.
 
     Attributes:
-        vocab_size: columns of the logits. A token that data cannot contain has a column of -inf.
-        mask_token: what stands for a hidden token.
+        vocab_size: columns of the logits that count.
+        mask_token: what stands for a hidden token. If it has a column, its probability is zero.
+        tokens: columns from this one on only pad the vocabulary; their probability is zero.
         pads: whether `visible` is honoured, so that rows of unequal lengths may share a batch.
         unpredictable: how many positions at the beginning of a row the network says nothing about.
     """
 
     vocab_size: int
     mask_token: int
+    tokens: int
     pads: bool = True
     unpredictable: int = 0
 
@@ -29,16 +34,55 @@ class Network(nn.Module):
         """What the last layer needs: at all positions, or in one long row `at` some. Padding is not `visible`."""
         raise NotImplementedError
 
+    def last_layer(self) -> nn.Linear:
+        """Features to logits."""
+        raise NotImplementedError
+
     def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
         """Up to a constant, log p of every token."""
-        raise NotImplementedError
+        return self.excluding(self.last_layer()(features)[..., : self.vocab_size])
+
+    def excluding(self, logits: Float[Tensor, "... vocab"]) -> Float[Tensor, "... vocab"]:
+        """Data holds neither the mask nor padding of the vocabulary: their probability is exactly zero."""
+        if self.tokens < self.vocab_size:
+            logits[..., self.tokens :] = -torch.inf
+        if self.mask_token < self.vocab_size:
+            logits[..., self.mask_token] = -torch.inf
+        return logits
 
     def log_conditionals(self, tokens: Tokens) -> Float[Tensor, "rows length vocab"]:
         """Log p(x_i = v | visible tokens) for every position."""
         return F.log_softmax(self.logits(self.features(tokens)).float(), dim=-1)
 
     def surprisal(self, tokens: Tokens, masked: Places) -> Float[Tensor, "rows length"]:
-        """-log p of the masked tokens. The last layer runs at masked positions only."""
+        """-log p of the masked tokens, with gradients. The last layer runs at masked positions only."""
         features = self.features(torch.where(masked, self.mask_token, tokens), at=masked)
         found = F.cross_entropy(self.logits(features).float(), tokens[masked], reduction="none")
         return torch.zeros(masked.shape, dtype=found.dtype, device=found.device).index_put((masked,), found)
+
+    @torch.no_grad()
+    def costs(
+        self, features: Float[Tensor, "places width"], tokens: Int[Tensor, " places"]
+    ) -> Float[Tensor, " places"]:
+        """-log p of one token for each row of features, block by block: places x vocabulary is never in memory."""
+        parts = zip(features.split(ROWS_AT_ONCE), tokens.split(ROWS_AT_ONCE), strict=True)
+        found = [self._costs(*part) for part in parts]
+        return torch.cat(found) if found else torch.zeros(0, device=features.device)
+
+    def _costs(
+        self, features: Float[Tensor, "places width"], tokens: Int[Tensor, " places"]
+    ) -> Float[Tensor, " places"]:
+        layer = self.last_layer()
+        total = torch.full((len(tokens),), -torch.inf, device=features.device)
+        own = torch.full((len(tokens),), -torch.inf, device=features.device)
+        last = min(self.tokens, self.vocab_size)
+        for start in range(0, last, COLUMNS_AT_ONCE):
+            stop = min(start + COLUMNS_AT_ONCE, last)
+            bias = None if layer.bias is None else layer.bias[start:stop]
+            block = F.linear(features, layer.weight[start:stop], bias).float()
+            if start <= self.mask_token < stop:
+                block[:, self.mask_token - start] = -torch.inf
+            total = torch.logaddexp(total, torch.logsumexp(block, dim=-1))
+            here = (tokens >= start) & (tokens < stop)
+            own[here] = block[here].gather(1, tokens[here, None] - start).squeeze(1)
+        return total - own

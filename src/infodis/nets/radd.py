@@ -19,7 +19,8 @@ class RADD(Network):
 
     def __init__(self, vocab_size: int, shape: Shape) -> None:
         super().__init__()
-        self.vocab_size, self.mask_token, self.shape = vocab_size, vocab_size, shape
+        self.vocab_size = self.tokens = self.mask_token = vocab_size
+        self.shape = shape
         self.vocab_embed = Embedding(vocab_size + 1, shape.width)
         self.blocks = nn.ModuleList([Block(shape) for _ in range(shape.blocks)])
         self.output_layer = Output(shape.width, vocab_size + 1)
@@ -37,8 +38,8 @@ class RADD(Network):
             x = block.feed(x if at is None or number < last else x[at])
         return self.output_layer.norm_final(x)
 
-    def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
-        return self.output_layer.linear(features)[..., : self.vocab_size]
+    def last_layer(self) -> nn.Linear:
+        return self.output_layer.linear
 
 
 class Block(nn.Module):

@@ -31,7 +31,8 @@ class SEDD(Network):
 
     def __init__(self, vocab_size: int, shape: Shape, *, noise: Noise = "absorbing", scaled: bool = True) -> None:
         super().__init__()
-        self.vocab_size, self.mask_token, self.shape, self.noise = vocab_size, vocab_size, shape, noise
+        self.vocab_size = self.tokens = self.mask_token = vocab_size
+        self.shape, self.noise = shape, noise
         self.scaled = scaled and noise == "absorbing"
         states = vocab_size + (noise == "absorbing")
         self.vocab_embed = Embedding(states, shape.width)
@@ -67,8 +68,8 @@ class SEDD(Network):
         found = self.hidden(tokens, -torch.log1p(-level), visible)
         return found if at is None else found[at]
 
-    def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
-        return self.output_layer.linear(features)[..., : self.vocab_size]
+    def last_layer(self) -> nn.Linear:
+        return self.output_layer.linear
 
 
 class TimeEmbedding(nn.Module):

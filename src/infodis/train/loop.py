@@ -228,7 +228,7 @@ class _Run:
         )
         noise = self.loss.draw(tokens, vocab_size=spec.vocab_size, generator=rng.stream(seed, "noise", step, number))
         if spec.shape.dropout:
-            rng.seed_dropout(seed, "dropout", step, number)
+            rng.seed_global(seed, "dropout", step, number)
         lower = self.config.run.precision == "bfloat16"
         with torch.autocast(device.type, torch.bfloat16, enabled=lower):
             return self.objective(tokens.to(device), tuple(part.to(device) for part in noise))
