@@ -131,7 +131,7 @@ def test_a_foreign_albert_against_a_plain_loop():
     tokens = torch.tensor([vocabulary.index(piece) for piece in ("C", "C", "O")])
     mask = vocabulary.index("[MASK]")
     assert model.mask_token == mask
-    assert any("vocab.txt" in note for note in model.opened.notes)  # its type of tokenizer expects other files
+    assert any("tokenizer" in note for note in model.opened.notes)  # its type of tokenizer expects other files
 
     @torch.no_grad()
     def conditionals(rows):
@@ -213,3 +213,45 @@ def test_code_of_strangers_runs_only_if_asked(tmp_path):
     with pytest.raises(InputError, match="trust_remote_code=True"):
         infodis.load(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+def test_autocast_and_compilation_are_options():
+    tokens = torch.tensor([3, 7, 1, 9, 0, 5])
+    plain = infodis.nll(infodis.load(REFERENCES / "llada"), tokens, evaluations=16).value
+    lowered = infodis.nll(infodis.load(REFERENCES / "llada", autocast=True), tokens, evaluations=16).value
+    assert 0 < abs(lowered - plain) < 0.6
+
+
+def test_a_gpu_is_filled_to_two_thirds(monkeypatch):
+    """What a probe of 1024 tokens takes decides; the memory of the GPU is made up here."""
+    from infodis import model as module
+
+    network = infodis.load(REFERENCES / "llada").network
+    for name, value in (("memory_allocated", 0), ("max_memory_allocated", 2**20), ("mem_get_info", (3 * 2**24, 0))):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    assert module._gpu_budget(network, torch.device("cpu")) == 2**15
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    assert module._gpu_budget(network, torch.device("cpu")) == 2**10
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_chat_templates_wrap_the_prompt(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("transformers")
+    shutil.copytree(REFERENCES / "llada", tmp_path / "chat")
+    words = {"[UNK]": 0, "<user>": 1, "<bot>": 2, "hi": 3, "there": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.save(str(tmp_path / "chat" / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    path = tmp_path / "chat" / "tokenizer_config.json"
+    path.write_text(json.dumps(settings))
+    with pytest.raises(InputError, match="no chat template"):
+        infodis.load(tmp_path / "chat").read("there", prompt="hi", chat=True)
+    template = (
+        "{% for m in messages %}<user> {{ m.content }} {% endfor %}{% if add_generation_prompt %}<bot> {% endif %}"
+    )
+    path.write_text(json.dumps(settings | {"chat_template": template}))
+    row = infodis.load(tmp_path / "chat").read("there", prompt="hi", chat=True)
+    assert (row.tokens.tolist(), row.target.tolist()) == ([1, 3, 2, 4], [3])

@@ -41,6 +41,7 @@ def converse(conversations: Iterable[Conversation[Result]], batching: Batching) 
     going: dict[int, tuple[Conversation[Result], Question]] = {}
     done: dict[int, Result] = {}
     started = given = 0
+    halvings = Halvings()
     while True:
         while len(going) < batching.together and (fresh := next(waiting, None)) is not None:
             _resume(started, fresh, None, going, done)
@@ -53,7 +54,7 @@ def converse(conversations: Iterable[Conversation[Result]], batching: Batching) 
                 return
             continue
         numbers = list(going)
-        answers = answer([going[number][1] for number in numbers], batching)
+        answers = answer([going[number][1] for number in numbers], batching, halvings)
         for number, found in zip(numbers, answers, strict=True):
             _resume(number, going.pop(number)[0], found, going, done)
 
@@ -79,16 +80,25 @@ def run(conversation: Conversation[Result], batching: Batching = Batching()) -> 
     return next(converse([conversation], batching))
 
 
+class Halvings(dict[int, int]):
+    """How often a predictor's batches were halved because they did not fit into memory: later ones start smaller."""
+
+    def __missing__(self, predictor: int) -> int:
+        return 0
+
+
 @torch.no_grad()
-def answer(questions: Sequence[Question], batching: Batching) -> list[Float64[Tensor, "rows target"]]:
+def answer(
+    questions: Sequence[Question], batching: Batching, halvings: Halvings
+) -> list[Float64[Tensor, "rows target"]]:
     """Surprisals at the target positions of every question's rows."""
     order = sorted(range(len(questions)), key=lambda n: (id(questions[n].predictor), -questions[n].tokens.shape[1]))
     answers: dict[int, Tensor] = {}
     for _, members in itertools.groupby(order, key=lambda n: id(questions[n].predictor)):
         numbers = list(members)
         lines = _Lines([questions[n] for n in numbers])
-        for span in _batches(lines, batching):
-            _ask(lines, span)
+        for span in _batches(lines, batching, halvings):
+            _ask(lines, span, halvings)
         answers |= dict(zip(numbers, lines.answers, strict=True))
     return [answers[n] for n in range(len(questions))]
 
@@ -131,7 +141,7 @@ class _Lines:
             yield number, slice(first - span.start, last - span.start), slice(first - begin, last - begin)
 
 
-def _batches(lines: _Lines, batching: Batching) -> Iterator[range]:
+def _batches(lines: _Lines, batching: Batching, halvings: Halvings) -> Iterator[range]:
     """Spans of rows that fit together."""
     predictor = lines.predictor
     tokens = predictor.tokens_at_once if isinstance(predictor, RowPredictor) else None
@@ -139,15 +149,16 @@ def _batches(lines: _Lines, batching: Batching) -> Iterator[range]:
     start, total = 0, len(lines.lengths)
     while start < total:
         longest = int(lines.lengths[start])
-        count = PLAIN_ROWS if tokens is None else max(1, tokens // longest)
-        stop = min(total, start + (count if batching.rows is None else batching.rows))
+        count = PLAIN_ROWS if tokens is None else tokens // longest
+        count = max(1, (count if batching.rows is None else batching.rows) >> halvings[id(predictor)])
+        stop = min(total, start + count)
         if not pads:
             stop = start + int((lines.lengths[start:stop] == longest).sum())
         yield range(start, stop)
         start = stop
 
 
-def _ask(lines: _Lines, span: range) -> None:
+def _ask(lines: _Lines, span: range, halvings: Halvings) -> None:
     """Answer the rows of a batch; in halves if it does not fit into memory."""
     try:
         lines.fill(span, _surprisal(lines.predictor, lines.rows(span)))
@@ -156,9 +167,10 @@ def _ask(lines: _Lines, span: range) -> None:
         if len(span) == 1:
             length = int(lines.lengths[span.start])
             raise PredictorError(f"A row of {length} tokens does not fit into the memory of the device.") from None
+    halvings[id(lines.predictor)] += 1
     middle = (span.start + span.stop) // 2
-    _ask(lines, range(span.start, middle))
-    _ask(lines, range(middle, span.stop))
+    _ask(lines, range(span.start, middle), halvings)
+    _ask(lines, range(middle, span.stop), halvings)
 
 
 def _surprisal(predictor: Predictor, rows: Rows) -> Float64[Tensor, "rows length"]:

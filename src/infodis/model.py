@@ -23,8 +23,11 @@ from infodis.predictor import LogConditionals, Masks, RowPredictor, Rows, Surpri
 POINTER = "checkpoints.json"
 """In the directory of a training run: which of its checkpoints is the last and which the best."""
 
-TOKENS_AT_ONCE = {"cpu": 2**11, "cuda": 2**15}
-"""Of a batch, padding included; a batch that does not fit into memory is halved."""
+TOKENS_AT_ONCE = 2**11
+"""Of a batch on a processor, padding included: enough to keep it busy, few enough for its cache."""
+
+PROBE_TOKENS, MOST_TOKENS = 2**10, 2**18
+"""On a GPU: of the batch that shows how much memory a token takes, and of the largest batch."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,13 +40,17 @@ class Model(RowPredictor):
     opened: Opened
     device: torch.device
     fingerprint: str = ""
+    autocast: bool = False
+    """Run the network under bfloat16 autocast; the softmax stays in float32."""
+    directory: Path | None = None
+    """Where it came from."""
     vocab_size: int = dataclasses.field(init=False)
     mask_token: int = dataclasses.field(init=False)
     pads: bool = dataclasses.field(init=False)
     tokens_at_once: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        at_once = TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cuda"])
+        at_once = _gpu_budget(self.network, self.device) if self.device.type == "cuda" else TOKENS_AT_ONCE
         for name, value in (
             ("vocab_size", self.network.vocab_size),
             ("mask_token", self.network.mask_token),
@@ -71,8 +78,12 @@ class Model(RowPredictor):
         """The tokens of a text and nothing else, ready for `nll`. See `read` for models that expect special tokens."""
         return torch.from_numpy(self.tokenizer.encode(text))
 
-    def read(self, text: str, *, prompt: str = "") -> "Row":
-        """A text after a prompt as the model expects it: special tokens around, prompt and text tokenised together."""
+    def read(self, text: str, *, prompt: str = "", chat: bool = False) -> "Row":
+        """A text after a prompt as the model expects it: special tokens around, prompt and text tokenised together.
+
+        `chat` puts the prompt into the model's chat template, as what a user says.
+        """
+        prompt = self._chat(prompt) if chat else prompt
         found = self.tokenizer.read(text, prompt=prompt)
         tokens, target = torch.from_numpy(found.tokens), torch.from_numpy(found.target)
         begin = self.opened.begin_token
@@ -81,6 +92,13 @@ class Model(RowPredictor):
         there = torch.ones(len(tokens), dtype=torch.bool)
         there[target] = False
         return Row(tokens, target, there.nonzero().squeeze(-1))
+
+    def _chat(self, prompt: str) -> str:
+        from infodis.adapters.slow import chat_prompt
+
+        if self.directory is None:
+            raise InputError(f"{self.name} has no chat template.")
+        return chat_prompt(self.directory, prompt)
 
     def decode(self, tokens: Tensor) -> str:
         return self.tokenizer.decode(tokens.tolist())
@@ -111,7 +129,8 @@ class Model(RowPredictor):
         hidden = torch.where(rows.hidden, self.mask_token, rows.tokens)
         tokens = torch.where(there, hidden, self.opened.pad_token)
         visible = None if bool(there.all()) else self._moved(there)
-        features = self.network.features(self._moved(tokens), visible=visible, at=self._moved(rows.wanted))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            features = self.network.features(self._moved(tokens), visible=visible, at=self._moved(rows.wanted))
         return self.network.costs(features, self._moved(rows.tokens[rows.wanted]))
 
     def _moved(self, part: Tensor) -> Tensor:
@@ -124,6 +143,21 @@ class Model(RowPredictor):
         limit = self.opened.limit
         if limit is not None and length > limit:
             raise InputError(f"{self.name} takes rows of at most {limit} tokens, got {length}. Cut the text.")
+
+
+@torch.no_grad()
+def _gpu_budget(network: Network, device: torch.device) -> int:
+    """Tokens of a batch that fills two thirds of the free memory, judged by what a small batch takes."""
+    length = 128
+    tokens = torch.full((PROBE_TOKENS // length, length), network.mask_token, device=device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    places = torch.zeros_like(tokens, dtype=torch.bool)
+    places[:, ::2] = True
+    network.costs(network.features(tokens, at=places), torch.zeros(int(places.sum()), dtype=torch.int64, device=device))
+    taken = torch.cuda.max_memory_allocated(device) - before
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(PROBE_TOKENS, min(MOST_TOKENS, int(PROBE_TOKENS * 2 / 3 * free / max(1, taken))))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,6 +178,8 @@ def load(
     dtype: str = "float32",
     tokenizer: Tokenizer | None = None,
     trust_remote_code: bool = False,
+    autocast: bool = False,
+    compile: bool = False,
 ) -> Model:
     """A model by name: one that ships with infodis, a directory, or a name on the Hugging Face hub.
 
@@ -154,6 +190,8 @@ def load(
         dtype: what the network computes in: float32, bfloat16 or float16. Softmax is always float32.
         tokenizer: for checkpoints that come without one.
         trust_remote_code: run code that comes with the model. Nothing of the kind is needed for the families above.
+        autocast: compute in bfloat16 where torch thinks that is safe.
+        compile: run the network through torch.compile; the first batches take longer.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype is one of {', '.join(DTYPES)}; got {dtype!r}.")
@@ -161,7 +199,9 @@ def load(
     opened = adapters.open_model(directory, Options(place, DTYPES[dtype], trust_remote_code))
     if tokenizer is not None:
         opened = with_tokenizer(opened, tokenizer, where=directory)
-    return Model(str(spec), opened, place, fingerprint(directory))
+    if compile:
+        opened.network.features = torch.compile(opened.network.features, dynamic=True)  # type: ignore[method-assign]
+    return Model(str(spec), opened, place, fingerprint(directory), autocast, directory)
 
 
 def with_tokenizer(opened: Opened, tokenizer: Tokenizer, *, where: Path) -> Opened:

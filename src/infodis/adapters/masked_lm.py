@@ -6,6 +6,7 @@ whether the last layer can be run at some positions only, and whether padding le
 """
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class MaskedLM(Network):
         super().__init__()
         self.model, self.mask_token, self.tokens, self.pad_token = model, mask_token, tokens, pad_token
         self._head: nn.Linear | None = None
+        self._takes_mask = bool({"attention_mask", "kwargs"} & set(inspect.signature(model.forward).parameters))
         with torch.no_grad():
             self.vocab_size = self._whole(self._try_out(2, 7), None).shape[-1]
             self._head = self._find_head()
@@ -71,6 +73,8 @@ class MaskedLM(Network):
         return F.cross_entropy(self.logits(features).float(), tokens, reduction="none")
 
     def _whole(self, tokens: Tokens, visible: Places | None) -> Float[Tensor, "rows length columns"]:
+        if not self._takes_mask:
+            return self.model(input_ids=tokens).logits
         seen = torch.ones_like(tokens) if visible is None else visible.long()
         return self.model(input_ids=tokens, attention_mask=seen).logits
 

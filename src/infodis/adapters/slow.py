@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from infodis.data import Reading, Tokenizer
+from infodis.errors import InputError
 
 FILES = ("vocab.txt", "vocab.json", "spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer_config.json")
 
@@ -86,3 +87,19 @@ def vocabulary(directory: Path) -> dict[str, int]:
     if not path.is_file():
         return {}
     return {piece: number for number, piece in enumerate(path.read_text(encoding="utf-8").splitlines())}
+
+
+def chat_prompt(directory: Path, prompt: str) -> str:
+    """What a model sees when a user says `prompt`, up to where it would begin to answer."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError("Chat templates need transformers: pip install 'infodis[hf]'.") from error
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"The tokenizer of {directory} cannot be loaded: {error}") from error
+    if not tokenizer.chat_template:
+        raise InputError(f"{directory} has no chat template: it is not an instruct model. Leave chat out.")
+    said = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))

@@ -73,6 +73,7 @@ class Network(nn.Module):
         self, features: Float[Tensor, "places width"], tokens: Int[Tensor, " places"]
     ) -> Float[Tensor, " places"]:
         layer = self.last_layer()
+        features = features.to(layer.weight.dtype)  # autocast may have lowered it
         total = torch.full((len(tokens),), -torch.inf, device=features.device)
         own = torch.full((len(tokens),), -torch.inf, device=features.device)
         last = min(self.tokens, self.vocab_size)
