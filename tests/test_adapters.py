@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 import infodis
 from infodis.design import Enumerate
+from infodis.doctor import examine, patient_of
 from infodis.errors import InputError
 from infodis.rng import stream
+from infodis.sampling import sample
 
 REFERENCES = Path(__file__).parent / "references"
 FOREIGN = Path(__file__).parents[2] / "shared" / "data" / "weights" / "rxnmapper_albert"
@@ -46,7 +48,7 @@ def test_families_against_peer(name, forbidden):
     model = infodis.load(REFERENCES / name)
     answer = load_file(REFERENCES / name / "answer.safetensors")
     expected = allowed(answer["output"], forbidden)[..., : model.vocab_size]
-    found = model.log_conditionals(answer["tokens"])
+    found = model.network.log_conditionals(answer["tokens"])
     first = model.network.unpredictable
     assert first == (name == "dream")
     torch.testing.assert_close(found[:, first:], expected[:, first:], atol=1e-4, rtol=1e-5)
@@ -79,7 +81,7 @@ def test_an_unshifted_dream_would_be_seen():
     model = infodis.load(REFERENCES / "dream")
     answer = load_file(REFERENCES / "dream" / "answer.safetensors")
     model.network.shifted = False
-    found = model.log_conditionals(answer["tokens"])
+    found = model.network.log_conditionals(answer["tokens"])
     assert (found - allowed(answer["output"], [36])).nan_to_num(posinf=0, neginf=0)[:, 1:].abs().max() > 1
 
 
@@ -167,7 +169,7 @@ def test_damaged_models_are_told(tmp_path):
         ("llada", config(n_layers=3), "lacks weights: blocks.2"),
         ("dream", config(num_hidden_layers=1), "not part of the network"),
         ("mdlm", config(time_conditioning=True), "time-independent form"),
-        ("mdlm", config(model_type=None), "No family|not|lacks"),
+        ("mdlm", lambda d: (d / "config.json").write_text('{"hidden_dim": 8}'), "No family of models recognises"),
         ("dream", lambda d: (d / "config.json").write_text("[]"), "must hold an object"),
         ("dream", lambda d: (d / "config.json").unlink(), r"no config\.json"),
     ]
@@ -215,11 +217,49 @@ def test_code_of_strangers_runs_only_if_asked(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_autocast_and_compilation_are_options():
+def test_autocast_is_an_option():
     tokens = torch.tensor([3, 7, 1, 9, 0, 5])
     plain = infodis.nll(infodis.load(REFERENCES / "llada"), tokens, evaluations=16).value
     lowered = infodis.nll(infodis.load(REFERENCES / "llada", autocast=True), tokens, evaluations=16).value
     assert 0 < abs(lowered - plain) < 0.6
+
+
+@pytest.mark.parametrize("name", ["llada", "dream", "mdlm", "radd", "sedd-absorb"])
+def test_the_doctor_finds_nothing_wrong(name):
+    findings = list(examine(patient_of(infodis.load(REFERENCES / name))))
+    assert not [finding for finding in findings if finding.verdict == "wrong"]
+
+
+def test_shifted_models_refuse_to_answer_about_the_first_token_everywhere():
+    model = infodis.load(REFERENCES / "dream")
+    with pytest.raises(InputError, match="says nothing about the first"):
+        infodis.order_nll(model, [3, 4, 5], order="most-confident-first")
+    with pytest.raises(InputError, match="says nothing about the first"):
+        sample(model, torch.full((1, 4), model.mask_token))
+
+
+def test_dream_begins_with_its_begin_token(tmp_path):
+    """Qwen's files as published, without a tokenizer.json: read by transformers; padding of the vocabulary excluded."""
+    pytest.importorskip("transformers")
+    shutil.copytree(REFERENCES / "dream", tmp_path / "dream")
+    pieces = [chr(n) for n in range(97, 123)] + ["\u0120", "ab"]  # the space of byte-level tokenizers
+    (tmp_path / "dream" / "vocab.json").write_text(json.dumps({piece: n for n, piece in enumerate(pieces)}))
+    (tmp_path / "dream" / "merges.txt").write_text("#version: 0.2\na b\n")
+    added = {"28": "<|endoftext|>", "29": "<|beginoftext|>", **{str(n): f"<|{n}|>" for n in range(30, 36)}}
+    added["36"] = "<|mask|>"
+    settings = {
+        "tokenizer_class": "DreamTokenizer",
+        "bos_token": "<|beginoftext|>",
+        "mask_token": "<|mask|>",
+        "added_tokens_decoder": {n: {"content": piece, "special": True} for n, piece in added.items()},
+    }
+    (tmp_path / "dream" / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = infodis.load(tmp_path / "dream")
+    assert not model.opened.notes
+    row = model.read("abc")
+    assert (row.tokens.tolist(), row.target.tolist(), row.context.tolist()) == ([29, 27, 2], [1, 2], [0])
+    assert model.network.tokens == 37
+    assert model.around() == ([29], [])
 
 
 def test_a_gpu_is_filled_to_two_thirds(monkeypatch):
@@ -230,9 +270,9 @@ def test_a_gpu_is_filled_to_two_thirds(monkeypatch):
     for name, value in (("memory_allocated", 0), ("max_memory_allocated", 2**20), ("mem_get_info", (3 * 2**24, 0))):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    assert module._gpu_budget(network, torch.device("cpu")) == 2**15
+    assert module._gpu_budget(network, torch.device("cpu"), 32) == 2**15
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
-    assert module._gpu_budget(network, torch.device("cpu")) == 2**10
+    assert module._gpu_budget(network, torch.device("cpu"), 32) == 2**10
 
 
 @pytest.mark.filterwarnings("ignore")

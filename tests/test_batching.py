@@ -57,7 +57,8 @@ def test_batches_change_no_number(pads, batch_size):
     for rows, length in predictor.shapes:
         assert rows * length <= 40 or rows == 1 or batch_size is not None
         assert batch_size is None or rows <= batch_size
-    assert len({length for _, length in predictor.shapes}) < 7 or not pads  # lengths share batches
+    if pads and batch_size is None:  # lengths share batches
+        assert len({length for _, length in predictor.shapes}) < len({len(text) for text in TEXTS})
 
 
 def test_batches_are_full():
@@ -72,9 +73,9 @@ def test_a_batch_that_does_not_fit_is_halved():
     found = infodis.nll(small, TEXTS * 4, evaluations=16)
     exact = infodis.nll(CHAIN, TEXTS * 4, evaluations=16)
     assert [e.value for e in found] == pytest.approx([e.value for e in exact], rel=1e-12)
-    too_large = [rows * length > 64 for rows, length in small.shapes]
-    assert 1 <= sum(too_large) <= 6  # later batches start smaller
-    assert not any(too_large[12:])
+    sizes = [rows * length for rows, length in small.shapes]
+    assert 1 <= sum(size > 64 for size in sizes) <= 4  # later batches start smaller,
+    assert sum(sizes[4:]) / len(sizes[4:]) > 24  # but not as small as can be
     with pytest.raises(PredictorError, match="A row of 30 tokens does not fit"):
         infodis.nll(Rowwise(CHAIN, memory=20), TEXTS, evaluations=16)
 

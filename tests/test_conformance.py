@@ -3,6 +3,7 @@
 The doctor finds nothing wrong, and `nll` is that of a plain loop over the model's own logits.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -12,7 +13,7 @@ import torch
 
 import infodis
 from infodis.design import Enumerate
-from infodis.doctor import Patient, examine, sample_rows
+from infodis.doctor import Patient, examine, patient_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -36,6 +37,11 @@ WHOLE = {"mobilebert"}
 MASK = 4
 
 
+def change(directory, **changes):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def build(kind, directory):
     known = transformers.AutoConfig.for_model(kind)
     names = {*known.to_dict(), *getattr(known, "attribute_map", {})}
@@ -55,7 +61,7 @@ def test_masked_language_models(kind, tmp_path):
     model = infodis.load(tmp_path)
     assert model.pads == (kind not in LEAKING)
     assert model.network.split == (kind not in WHOLE)
-    findings = list(examine(Patient(model, sample_rows(model))))
+    findings = list(examine(patient_of(model)))
     assert not [finding for finding in findings if finding.verdict == "wrong"]
 
     tokens = torch.tensor([7, 20, 33, 8])
@@ -119,8 +125,64 @@ def test_special_tokens_are_context(tmp_path):
     assert model.log_conditionals(torch.tensor([[2, 4, 3]]))[0, 1, 8:].max() == -math.inf  # beyond the tokenizer
     named = {f.check: f.verdict for f in examine(Patient(model, [row.tokens.repeat(3)]))}
     assert named["mask token"] == "ok"
+    assert model.around() == ([2], [3])
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": 6}))
-    wrong = {f.check: f for f in examine(Patient(infodis.load(tmp_path), [torch.tensor([2, 5, 7, 5, 7, 5, 7, 3])]))}
+    doubtful = infodis.load(tmp_path)  # the tokenizer knows best
+    assert doubtful.mask_token == 4
+    assert "config.json calls token 6 the mask" in doubtful.opened.notes[0]
+    doubtful.network.mask_token = 6
+    wired = dataclasses.replace(doubtful)
+    wrong = {f.check: f for f in examine(Patient(wired, [torch.tensor([2, 5, 7, 5, 7, 5, 7, 3])]))}
     assert wrong["mask token"].verdict == "wrong"
     assert "mask_token_id = 4" in wrong["mask token"].hint
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_unknown_words_are_scored_with_slow_tokenizers(tmp_path):
+    """A vocab.txt alone: [UNK] in a text is a token of the text, not a special token around it."""
+    build("bert", tmp_path)
+    words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    model = infodis.load(tmp_path)
+    assert not model.opened.notes
+    row = model.read("the dog sat")
+    assert (row.tokens.tolist(), row.target.tolist()) == ([2, 5, 0, 7, 3], [1, 2, 3])
+    row = model.read("sat on", prompt="the dog cat ")
+    assert row.target.tolist() == [4, 5]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_without_a_last_layer_are_not_given_a_random_one(tmp_path):
+    build("bert", tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": MASK}))
+    with pytest.raises(infodis.errors.InputError, match="lacks weights of a masked language model"):
+        infodis.load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: change(d, mask_token_id=99), "mask token 99 must lie within the 40"),
+        (lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-9]), "cannot load"),
+        (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
+        (lambda d: change(d, model_type="no-such-type"), "cannot load"),
+    ],
+)
+def test_damaged_ones_are_told(tmp_path, damage, message):
+    build("bert", tmp_path)
+    damage(tmp_path)
+    with pytest.raises(infodis.errors.InputError, match=message):
+        infodis.load(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_leaking_padding_is_found_in_half_precision_too(tmp_path):
+    build("convbert", tmp_path)
+    assert not infodis.load(tmp_path, dtype="bfloat16").pads

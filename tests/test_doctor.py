@@ -105,4 +105,5 @@ def test_command(tmp_path):
     assert "distributions" in done.output
     done = CliRunner().invoke(app, ["doctor", str(REFERENCES / "llada"), "--dtype", "bfloat16"])
     assert "against float32" in done.output
-    assert isinstance(CliRunner().invoke(app, ["doctor", "x", "--text", str(tmp_path / "no")]).exception, Exception)
+    asked = ["doctor", str(REFERENCES / "llada"), "--text", str(tmp_path / "no")]
+    assert "There is no file" in str(CliRunner().invoke(app, asked).exception)

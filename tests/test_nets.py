@@ -124,6 +124,7 @@ def test_named_sizes_have_the_parameters_of_the_papers():
 COMPILE = """
 import torch
 from infodis.nets import RADD, SEDD, Shape, initialise
+from infodis.nets.llama import Llama, LlamaShape
 from infodis.rng import stream
 
 tokens, sigma = torch.zeros(2, 4, dtype=torch.int64), torch.ones(2)
@@ -135,6 +136,10 @@ for network, given in ((RADD(5, Shape(8, 1, 2)), (tokens,)), (SEDD(5, Shape(8, 1
     masked = torch.tensor([[True, False, True, True], [False, False, True, False]])
     surprisal = torch.compile(network.surprisal, backend="eager")
     torch.testing.assert_close(surprisal(tokens, masked), network.surprisal(tokens, masked))
+
+llama = Llama(LlamaShape(6, 8, 1, 2, 1, 12, 1e4, 1e-5), mask_token=5, tokens=6)
+features = torch.compile(llama.features, dynamic=True, backend="eager")
+torch.testing.assert_close(features(tokens, at=masked), llama.features(tokens, at=masked))
 """
 
 

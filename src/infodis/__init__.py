@@ -1,7 +1,7 @@
 """How likely does a discrete diffusion model find a piece of data, and how sure is that number?
 
     import infodis
-    model = infodis.load("runs/text8")             # or any predictor
+    model = infodis.load("text8-tiny")             # or any predictor
     estimate = infodis.nll(model, tokens)          # value, standard error, per-token credits
     ratio = infodis.log_ratio(model, y, x)         # log p(y) - log p(x) with shared masks
 
@@ -22,8 +22,9 @@ __version__ = "0.1.0"
 
 _HOME = {"nll": "estimate", "order_nll": "estimate", "Estimate": "estimate", "log_ratio": "ratio", "load": "model"}
 _MODULES = (
-    *("bench", "checkpoint", "control", "data", "design", "errors", "estimate", "loss", "model", "nets", "oracle"),
-    *("perplexity", "predictor", "ratio", "rng", "sampling", "schedule", "train"),
+    *("adapters", "batching", "bench", "checkpoint", "control", "data", "design", "doctor", "errors", "estimate"),
+    *("files", "item", "loss", "model", "nets", "observe", "oracle", "perplexity", "predictor", "ratio", "rng"),
+    *("sampling", "schedule", "train"),
 )
 
 __all__ = ["Estimate", "load", "log_ratio", "nll", "order_nll"]

@@ -1,4 +1,4 @@
-"""Rows of many sequences to batches: the only place where a predictor is asked.
+"""Rows of many sequences to batches: where `nll` asks a predictor.
 
 Estimates are conversations that yield questions (rows of one length) and wait for answers. Many run side by side; their
 rows are sorted by length and cut into batches, so that a few rows each of many sequences fill batches as well as many
@@ -8,6 +8,7 @@ rows of one. Which rows share a batch changes no mask, and no number beyond roun
 import bisect
 import dataclasses
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -41,7 +42,7 @@ def converse(conversations: Iterable[Conversation[Result]], batching: Batching) 
     going: dict[int, tuple[Conversation[Result], Question]] = {}
     done: dict[int, Result] = {}
     started = given = 0
-    halvings = Halvings()
+    limits = Limits()
     while True:
         while len(going) < batching.together and (fresh := next(waiting, None)) is not None:
             _resume(started, fresh, None, going, done)
@@ -54,7 +55,7 @@ def converse(conversations: Iterable[Conversation[Result]], batching: Batching) 
                 return
             continue
         numbers = list(going)
-        answers = answer([going[number][1] for number in numbers], batching, halvings)
+        answers = answer([going[number][1] for number in numbers], batching, limits)
         for number, found in zip(numbers, answers, strict=True):
             _resume(number, going.pop(number)[0], found, going, done)
 
@@ -80,25 +81,23 @@ def run(conversation: Conversation[Result], batching: Batching = Batching()) -> 
     return next(converse([conversation], batching))
 
 
-class Halvings(dict[int, int]):
-    """How often a predictor's batches were halved because they did not fit into memory: later ones start smaller."""
+class Limits(dict[int, int]):
+    """The most tokens (rows x length) of a predictor's batch, where larger ones did not fit into memory."""
 
     def __missing__(self, predictor: int) -> int:
-        return 0
+        return sys.maxsize
 
 
 @torch.no_grad()
-def answer(
-    questions: Sequence[Question], batching: Batching, halvings: Halvings
-) -> list[Float64[Tensor, "rows target"]]:
+def answer(questions: Sequence[Question], batching: Batching, limits: Limits) -> list[Float64[Tensor, "rows target"]]:
     """Surprisals at the target positions of every question's rows."""
     order = sorted(range(len(questions)), key=lambda n: (id(questions[n].predictor), -questions[n].tokens.shape[1]))
     answers: dict[int, Tensor] = {}
     for _, members in itertools.groupby(order, key=lambda n: id(questions[n].predictor)):
         numbers = list(members)
         lines = _Lines([questions[n] for n in numbers])
-        for span in _batches(lines, batching, halvings):
-            _ask(lines, span, halvings)
+        for span, rows, found in list(_ask(lines, batching, limits)):  # all are asked before any is waited for
+            lines.fill(span, _checked(rows, found))
         answers |= dict(zip(numbers, lines.answers, strict=True))
     return [answers[n] for n in range(len(questions))]
 
@@ -141,45 +140,48 @@ class _Lines:
             yield number, slice(first - span.start, last - span.start), slice(first - begin, last - begin)
 
 
-def _batches(lines: _Lines, batching: Batching, halvings: Halvings) -> Iterator[range]:
-    """Spans of rows that fit together."""
-    predictor = lines.predictor
-    tokens = predictor.tokens_at_once if isinstance(predictor, RowPredictor) else None
-    pads = isinstance(predictor, RowPredictor) and predictor.pads
-    start, total = 0, len(lines.lengths)
-    while start < total:
-        longest = int(lines.lengths[start])
-        count = PLAIN_ROWS if tokens is None else tokens // longest
-        count = max(1, (count if batching.rows is None else batching.rows) >> halvings[id(predictor)])
-        stop = min(total, start + count)
-        if not pads:
-            stop = start + int((lines.lengths[start:stop] == longest).sum())
-        yield range(start, stop)
-        start = stop
+def _ask(lines: _Lines, batching: Batching, limits: Limits) -> Iterator[tuple[range, Rows, Tensor]]:
+    """Batch after batch: its rows, and their surprisals, which may still be on their way from a device."""
+    start = 0
+    while start < len(lines.lengths):
+        span = _span(lines, start, batching, limits)
+        rows = lines.rows(span)
+        try:
+            yield span, rows, _surprisal(lines.predictor, rows)
+            start = span.stop
+        except torch.OutOfMemoryError:
+            if len(span) == 1:
+                length = int(lines.lengths[start])
+                raise PredictorError(f"A row of {length} tokens does not fit into the memory of the device.") from None
+            limits[id(lines.predictor)] = rows.tokens.numel() // 2
 
 
-def _ask(lines: _Lines, span: range, halvings: Halvings) -> None:
-    """Answer the rows of a batch; in halves if it does not fit into memory."""
-    try:
-        lines.fill(span, _surprisal(lines.predictor, lines.rows(span)))
-        return
-    except torch.OutOfMemoryError:
-        if len(span) == 1:
-            length = int(lines.lengths[span.start])
-            raise PredictorError(f"A row of {length} tokens does not fit into the memory of the device.") from None
-    halvings[id(lines.predictor)] += 1
-    middle = (span.start + span.stop) // 2
-    _ask(lines, range(span.start, middle), halvings)
-    _ask(lines, range(middle, span.stop), halvings)
+def _span(lines: _Lines, start: int, batching: Batching, limits: Limits) -> range:
+    """The rows of the next batch: as many as fit together."""
+    predictor, longest = lines.predictor, int(lines.lengths[start])
+    wanted, pads = PLAIN_ROWS, False
+    if isinstance(predictor, RowPredictor):
+        wanted, pads = predictor.tokens_at_once // longest, predictor.pads
+    count = max(1, min(wanted, limits[id(predictor)] // longest, batching.rows or wanted))
+    stop = min(len(lines.lengths), start + count)
+    if not pads:
+        stop = start + int((lines.lengths[start:stop] == longest).sum())
+    return range(start, stop)
 
 
-def _surprisal(predictor: Predictor, rows: Rows) -> Float64[Tensor, "rows length"]:
-    if not isinstance(predictor, RowPredictor):
-        found = predictor.surprisal(rows.tokens, rows.hidden)
+def _surprisal(predictor: Predictor, rows: Rows) -> Tensor:
+    """At wanted places in one long row, or at all places of a predictor that only knows rows of one length."""
+    if isinstance(predictor, RowPredictor):
+        return predictor.surprisals(rows)
+    return predictor.surprisal(rows.tokens, rows.hidden)
+
+
+def _checked(rows: Rows, found: Tensor) -> Float64[Tensor, "rows length"]:
+    """Surprisals on the CPU, at their places, after checking that they are some."""
+    if found.ndim == 2:
         check_surprisal(found, rows.hidden)
         return found.to("cpu", torch.float64)
-    picked = predictor.surprisals(rows).to("cpu", torch.float64)
     full = torch.zeros(rows.wanted.shape, dtype=torch.float64)
-    full[rows.wanted] = picked
+    full[rows.wanted] = found.to("cpu", torch.float64)
     check_surprisal(full, rows.wanted)
     return full

@@ -55,10 +55,21 @@ class Tokenizer(abc.ABC):
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """What each token looks like, for pictures and tables."""
 
-    def read(self, text: str, *, prompt: str = "") -> "Reading":
+    def read(self, text: str, *, prompt: str = "", special: bool = True) -> "Reading":
         """A prompt and the text after it as one row, tokenised together, with the special tokens a model expects."""
         tokens = self.encode(prompt + text)
         return Reading(tokens, np.arange(len(self.encode(prompt)) if prompt else 0, len(tokens)))
+
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that `read` puts before and behind a text."""
+        found = self.read("a") if self.specials else Reading(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        tokens, own = found.tokens.tolist(), found.target
+        return (tokens[: int(own[0])], tokens[int(own[-1]) + 1 :]) if len(own) else ([], [])
+
+    @property
+    def specials(self) -> bool:
+        """Whether there are any special tokens."""
+        return True
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -96,6 +107,10 @@ class Characters(Tokenizer):
             )
         return token[place]
 
+    @property
+    def specials(self) -> bool:
+        return False
+
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(self.pieces(tokens))
 
@@ -124,15 +139,21 @@ class Subwords(Tokenizer):
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        return np.array(self._encoded(text, special=False).ids, dtype=np.int64)
 
-    def read(self, text: str, *, prompt: str = "") -> Reading:
+    def _encoded(self, text: str, *, special: bool) -> Any:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special)
+        except TypeError as error:  # half of a surrogate pair, as some JSON holds them
+            raise InputError(f"The text is not Unicode: {error}.") from error
+
+    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Reading:
         """Tokenised as one text. A token that reaches from the prompt into the text belongs to the text."""
-        found = self._tokenizer.encode(prompt + text, add_special_tokens=True)
+        found = self._encoded(prompt + text, special=special)
         own = [
             place
-            for place, ((_, end), special) in enumerate(zip(found.offsets, found.special_tokens_mask, strict=True))
-            if not special and end > len(prompt)
+            for place, ((_, end), added) in enumerate(zip(found.offsets, found.special_tokens_mask, strict=True))
+            if not added and end > len(prompt)
         ]
         return Reading(np.array(found.ids, dtype=np.int64), np.array(own, dtype=np.int64))
 

@@ -5,6 +5,7 @@ of these fails loudly, all of them change every number. Checks that need a train
 which token it takes for a mask) are decided by data: rows that the model should know.
 """
 
+import copy
 import dataclasses
 import math
 import resource
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.data import Tokenizer
-from infodis.errors import InfodisError
+from infodis.errors import InfodisError, InputError
 from infodis.model import Model
 from infodis.predictor import Predictor, RowPredictor, Rows, check_log_conditionals
 from infodis.rng import stream
@@ -26,6 +27,8 @@ from infodis.rng import stream
 Verdict = Literal["ok", "wrong", "cannot tell"]
 CLOSE = 1e-4
 """Nats: the largest difference that counts as rounding in float32."""
+LONGEST = 64
+"""Tokens of a row that is looked at."""
 SURE = 4.0
 """Standard errors: a false alarm in 30,000."""
 
@@ -51,10 +54,15 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Patient:
-    """A predictor, and rows of tokens that it should know."""
+    """A predictor, and rows of tokens that it should know.
+
+    The first `head` and the last `tail` tokens of a row are special ones: they are never hidden.
+    """
 
     predictor: Predictor
     rows: Sequence[Int[Tensor, "_"]]
+    head: int = 0
+    tail: int = 0
 
     @property
     def model(self) -> Model | None:
@@ -64,29 +72,45 @@ class Patient:
     def tokenizer(self) -> Tokenizer | None:
         return self.model.opened.tokenizer if self.model is not None else None
 
-    @property
-    def unpredictable(self) -> int:
-        return self.model.network.unpredictable if self.model is not None else 0
+    def inside(self, row: Int[Tensor, "_"]) -> range:
+        """Positions that may be hidden."""
+        first = self.model.network.unpredictable if self.model is not None else 0
+        return range(max(self.head, first), len(row) - self.tail)
 
 
-def sample_rows(model: Model, texts: Sequence[str] = ()) -> list[Int[Tensor, "_"]]:
-    """Rows of text for a model with a tokenizer, random rows otherwise."""
+def patient_of(model: Model, texts: Sequence[str] = ()) -> Patient:
+    """A model with rows of text if it has a tokenizer, with random rows otherwise."""
     given = list(texts) or [*SENTENCES, *(_lower(sentence) for sentence in SENTENCES)]
-    rows = []
+    found = []
     for text in given if model.opened.tokenizer is not None else ():
         try:
-            rows.append(model.read(text).tokens)
+            found.append(model.read(text))
         except InfodisError:  # an alphabet without capitals
             continue
-    limit = model.opened.limit
-    rows = [row[:limit] for row in rows if len(row) >= 8]
-    if rows:
-        return rows
-    length = min(16, limit or 16)
-    answer = model.log_conditionals(torch.full((1, length), model.mask_token))[0, length // 2]
+    found = [row for row in found if len(row.target) >= 8]
+    if texts and not found:
+        raise InputError("None of the texts can be used: each must have at least 8 tokens that the model knows.")
+    if found:
+        head, tail = int(found[0].target[0]), len(found[0].tokens) - 1 - int(found[0].target[-1])
+        longest = min(LONGEST, model.opened.limit or LONGEST)
+        cut = [
+            torch.cat([row.tokens[: longest - tail][: len(row.tokens) - tail], _last(row.tokens, tail)])
+            for row in found
+        ]
+        return Patient(model, cut, head, tail)
+    length = min(16, model.opened.limit or 16)
+    masks = torch.full((1, length), model.mask_token)
+    masks[:, : model.network.unpredictable] = 0
+    answer = model.log_conditionals(masks)[0, length // 2]
     possible = answer.isfinite().nonzero().squeeze(-1).cpu()  # neither the mask nor padding of the vocabulary
+    if possible.numel() == 0:
+        possible = torch.tensor([token for token in range(model.vocab_size) if token != model.mask_token])
     picks = torch.randint(len(possible), (4, length), generator=stream(0, "doctor"))
-    return list(possible[picks])
+    return Patient(model, list(possible[picks]))
+
+
+def _last(tokens: Int[Tensor, "_"], count: int) -> Int[Tensor, "_"]:
+    return tokens[len(tokens) - count :]
 
 
 def _lower(text: str) -> str:
@@ -109,11 +133,13 @@ def examine(patient: Patient) -> Iterator[Finding]:
         _precision,
         _speed,
     ):
+        name = check.__name__.strip("_").replace("_", " ")
         try:
             yield check(patient)
         except InfodisError as error:
-            name = check.__name__.strip("_").replace("_", " ")
             yield Finding(name, "wrong", str(error), "See the message.")
+        except Exception as error:  # whatever foreign code raises is a finding about it
+            yield Finding(name, "wrong", f"{type(error).__name__}: {error}", "The model's own code fails here.")
 
 
 def _distributions(patient: Patient) -> Finding:
@@ -121,9 +147,11 @@ def _distributions(patient: Patient) -> Finding:
     name, mask = "distributions", patient.predictor.mask_token
     row = patient.rows[0]
     for share in (0.0, 0.15, 0.5, 0.85, 1.0):
-        hidden = torch.rand(1, len(row), generator=stream(0, "doctor", str(share))) < share
+        hidden = torch.zeros(1, len(row), dtype=torch.bool)
+        inside = patient.inside(row)
+        drawn = torch.rand(len(inside), generator=stream(0, "doctor", str(share))) < share
+        hidden[0, inside.start : inside.stop] = drawn
         hidden[0, len(row) // 2] = True
-        hidden[:, : patient.unpredictable] = False
         answer = patient.predictor.log_conditionals(torch.where(hidden, mask, row))
         try:
             check_log_conditionals(answer, hidden, vocab_size=patient.predictor.vocab_size)
@@ -138,8 +166,9 @@ def _mask_probability(patient: Patient) -> Finding:
     if predictor.mask_token >= predictor.vocab_size:
         return Finding(name, "ok", "the mask has no column, so no probability")
     row = patient.rows[0].clone()
-    row[patient.unpredictable :: 2] = predictor.mask_token
-    answer = predictor.log_conditionals(row.unsqueeze(0))[0, patient.unpredictable :: 2]
+    places = slice(patient.inside(row).start, patient.inside(row).stop, 2)
+    row[places] = predictor.mask_token
+    answer = predictor.log_conditionals(row.unsqueeze(0))[0, places]
     largest = float(answer[:, predictor.mask_token].exp().max())
     if largest == 0:
         return Finding(name, "ok", "exactly zero")
@@ -197,13 +226,14 @@ def _hidden_costs(patient: Patient, mask: int) -> Float64[Tensor, " places"]:
 
 def _at_offsets(patient: Patient, row: Int[Tensor, " length"], mask: int) -> Float64[Tensor, "places three"]:
     """For single hidden tokens: -log p of each, read one position before, at its own, and one after."""
-    first = max(1, patient.unpredictable)
-    places = torch.arange(first, len(row) - 1)
+    inside = patient.inside(row)
+    places = torch.arange(max(1, inside.start), min(len(row) - 1, inside.stop))
     hidden = torch.nn.functional.one_hot(places, len(row)).bool()
-    answers = patient.predictor.log_conditionals(torch.where(hidden, mask, row)).to("cpu", torch.float64)
-    numbers = torch.arange(len(places))
-    offsets = [-answers[numbers, places + offset, row[places]] for offset in (-1, 0, 1)]
-    return torch.stack(offsets, dim=1).clamp(max=50.0)
+    found = []
+    for place, tokens in zip(places.tolist(), torch.where(hidden, mask, row).split(1), strict=True):
+        answer = patient.predictor.log_conditionals(tokens)[0, place - 1 : place + 2, row[place]]
+        found.append(-answer.to("cpu", torch.float64))
+    return torch.stack(found).clamp(max=50.0)
 
 
 def _standard_error(values: Float64[Tensor, " values"]) -> float:
@@ -251,10 +281,14 @@ def _secrecy(patient: Patient) -> Finding:
     name, predictor = "secrecy", patient.predictor
     row = patient.rows[0]
     hidden = torch.zeros(1, len(row), dtype=torch.bool)
-    hidden[0, max(1, patient.unpredictable) :: 2] = True
+    inside = patient.inside(row)
+    hidden[0, max(1, inside.start) : inside.stop : 2] = True
     changed = row.clone()
     last = int(hidden[0].nonzero()[-1])
-    changed[last] = patient.rows[-1][0] if int(patient.rows[-1][0]) != int(row[last]) else row[last - 1]
+    others = [token for token in row.tolist() if token not in (int(row[last]), predictor.mask_token)]
+    if not others:
+        return Finding(name, "cannot tell", "the row holds one token only")
+    changed[last] = others[0]
     one, two = (predictor.surprisal(tokens.unsqueeze(0), hidden)[0, :last] for tokens in (row, changed))
     seen = float((one - two).abs().max())
     if seen <= CLOSE:
@@ -270,8 +304,9 @@ def _padding(patient: Patient) -> Finding:
         return Finding(name, "ok", "rows are never padded")
     long = patient.rows[0]
     short = long[: max(4, len(long) // 2)]
-    alone = _wanted(predictor, [short], patient.unpredictable)
-    beside = _wanted(predictor, [short, long], patient.unpredictable)[: len(alone)]
+    first = patient.inside(long).start
+    alone = _wanted(predictor, [short], first)
+    beside = _wanted(predictor, [short, long], first)[: len(alone)]
     seen = float((alone - beside).abs().max())
     half = patient.model is not None and next(patient.model.network.parameters()).dtype != torch.float32
     if seen <= (0.2 if half else CLOSE):
@@ -311,12 +346,11 @@ def _longest(patient: Patient) -> Finding:
 
 
 def _special_tokens(patient: Patient) -> Finding:
-    """What is put around a text, and is it kept out of the score?"""
+    """What is put around a text, is it kept out of the score, and does an end token give the text's length away?"""
     name, model = "special tokens", patient.model
     if model is None or model.opened.tokenizer is None:
         return Finding(name, "cannot tell", "no tokenizer")
-    text = _readable(model)
-    row = model.read(text)
+    row = model.read(_readable(model))
     pieces = model.tokenizer.pieces(row.tokens.tolist())
     scored = set(row.target.tolist())
     around = [piece for place, piece in enumerate(pieces) if place not in scored]
@@ -324,7 +358,23 @@ def _special_tokens(patient: Patient) -> Finding:
         hint = "It has no begin token: score texts after a prompt."
         return Finding(name, "wrong", "the model says nothing about the first token, and a text begins with it", hint)
     told = f"a text is read with {' '.join(around)} around it, as context" if around else "none are put around a text"
+    if patient.tail:
+        told += f"; the end alone changes {_anchor(patient):+.2f} nats of a text's last token"
     return Finding(name, "ok", told)
+
+
+def _anchor(patient: Patient) -> float:
+    """How much cheaper the last token of a text is because the end stands visibly behind it."""
+    changes = []
+    for row in patient.rows:
+        last = len(row) - patient.tail - 1
+        costs = []
+        for tokens in (row, row[: last + 1]):
+            hidden = torch.zeros(1, len(tokens), dtype=torch.bool)
+            hidden[0, last] = True
+            costs.append(float(patient.predictor.surprisal(tokens.unsqueeze(0), hidden)[0, last]))
+        changes.append(costs[0] - costs[1])
+    return sum(changes) / len(changes)
 
 
 def _readable(model: Model) -> str:
@@ -337,7 +387,7 @@ def _readable(model: Model) -> str:
         model.encode(text)
         return text
     except InfodisError:
-        return model.decode(sample_rows(model)[0])
+        return model.decode(patient_of(model).rows[0])
 
 
 def _round_trip(patient: Patient) -> Finding:
@@ -360,24 +410,25 @@ def _precision(patient: Patient) -> Finding:
     if model is None:
         return Finding(name, "cannot tell", "not a network")
     dtype = next(model.network.parameters()).dtype
-    rows = list(patient.rows[:2])
+    row, first = patient.rows[0], patient.inside(patient.rows[0]).start
+    mine = _wanted(model, [row], first)
+    try:
+        other = dataclasses.replace(model, autocast=True) if dtype == torch.float32 else _in_float32(model)
+        change = (_wanted(other, [row], first) - mine).abs().mean()
+    except (RuntimeError, MemoryError) as error:
+        return Finding(name, "cannot tell", f"the other precision does not run: {str(error).splitlines()[0]}")
     if dtype == torch.float32:
-        full = _wanted(model, rows[:1], patient.unpredictable)
-        try:
-            with torch.autocast(model.device.type, torch.bfloat16):
-                low = _wanted(model, rows[:1], patient.unpredictable)
-        except RuntimeError as error:
-            return Finding(name, "ok", f"float32; bfloat16 does not run: {str(error).splitlines()[0]}")
-        change = float((low - full).abs().mean())
-        return Finding(name, "ok", f"float32; bfloat16 would change {change:.2g} nats a token")
-    low = _wanted(model, rows[:1], patient.unpredictable)
-    model.network.float()
-    full = _wanted(model, rows[:1], patient.unpredictable)
-    model.network.to(dtype)
-    change, bias = float((low - full).abs().mean()), float((low - full).mean())
+        return Finding(name, "ok", f"float32; bfloat16 would change {float(change):.2g} nats a token")
+    bias = float((mine - _wanted(other, [row], first)).mean())
     verdict: Verdict = "ok" if abs(bias) < 0.05 else "wrong"
-    detail = f"{str(dtype).removeprefix('torch.')} against float32: {change:.2g} nats a token, {bias:+.2g} on average"
+    called = str(dtype).removeprefix("torch.")
+    detail = f"{called} against float32: {float(change):.2g} nats a token, {bias:+.2g} on average"
     return Finding(name, verdict, detail, "" if verdict == "ok" else "Load it in float32.")
+
+
+def _in_float32(model: Model) -> Model:
+    opened = dataclasses.replace(model.opened, network=copy.deepcopy(model.network).float())
+    return dataclasses.replace(model, opened=opened)
 
 
 def _speed(patient: Patient) -> Finding:
@@ -387,7 +438,7 @@ def _speed(patient: Patient) -> Finding:
     count = max(1, 512 // len(row))
     tokens = row.expand(count, -1)
     hidden = torch.rand(count, len(row), generator=stream(0, "doctor", "speed")) < 0.5
-    hidden[:, : patient.unpredictable] = False
+    hidden[:, : patient.inside(row).start] = False
     predictor.surprisal(tokens, hidden)
     begin = time.perf_counter()
     predictor.surprisal(tokens, hidden)

@@ -190,7 +190,7 @@ class Request:
         for rows in GLANCES:
             with contextlib.suppress(InputError):  # a design that cannot do with so few rows
                 self.design.layout(length, rows)
-                found += [rows] if 2 * rows <= first else []
+                found += [rows] if 2 * rows <= first and 8 * rows <= self.rows else []
         return found
 
     def first_rows(self, length: int) -> int:
@@ -306,7 +306,13 @@ def estimate_items(
             item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
         except InputError as error:
             raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None
-    names = [item.key for item in items] if names is None else names
+    if names is None:  # equal items meet equal masks: they are scored once
+        distinct = {item.key: item for item in items}
+        if len(distinct) < len(items):
+            once = estimate_items(predictor, list(distinct.values()), request, seed=seed)
+            by_key = dict(zip(distinct, once, strict=True))
+            return [by_key[item.key] for item in items]
+        names = list(distinct)
     groups = list(_chunks(items, request))
     conversations = (
         estimating(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])

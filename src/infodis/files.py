@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,4 +78,5 @@ def locked(directory: Path) -> Iterator[None]:
 def remove_unfinished(directory: Path) -> None:
     """Drop what killed processes left behind. Call it inside `locked`."""
     for left in directory.glob(".*.tmp"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        if re.fullmatch(r"\..+\.\d+\.tmp", left.name):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()

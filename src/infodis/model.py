@@ -1,6 +1,7 @@
 """Models that are ready to score: a network on its device with its tokenizer, found by `infodis.load`."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from infodis import adapters
 from infodis.adapters import Opened, Options
-from infodis.adapters.files import shards
+from infodis.adapters.files import shards, token_count
 from infodis.data import Tokenizer
 from infodis.errors import InputError
 from infodis.nets.network import Network
@@ -39,7 +40,6 @@ class Model(RowPredictor):
     name: str
     opened: Opened
     device: torch.device
-    fingerprint: str = ""
     autocast: bool = False
     """Run the network under bfloat16 autocast; the softmax stays in float32."""
     directory: Path | None = None
@@ -50,7 +50,8 @@ class Model(RowPredictor):
     tokens_at_once: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        at_once = _gpu_budget(self.network, self.device) if self.device.type == "cuda" else TOKENS_AT_ONCE
+        gpu = self.device.type == "cuda"
+        at_once = _gpu_budget(self.network, self.device, self.opened.limit) if gpu else TOKENS_AT_ONCE
         for name, value in (
             ("vocab_size", self.network.vocab_size),
             ("mask_token", self.network.mask_token),
@@ -58,6 +59,11 @@ class Model(RowPredictor):
             ("tokens_at_once", at_once),
         ):
             object.__setattr__(self, name, value)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of configuration and weights: equal for equal models, wherever they lie."""
+        return "" if self.directory is None else fingerprint(self.directory)
 
     @property
     def network(self) -> Network:
@@ -84,7 +90,7 @@ class Model(RowPredictor):
         `chat` puts the prompt into the model's chat template, as what a user says.
         """
         prompt = self._chat(prompt) if chat else prompt
-        found = self.tokenizer.read(text, prompt=prompt)
+        found = self.tokenizer.read(text, prompt=prompt, special=not chat)  # a template brings its own special tokens
         tokens, target = torch.from_numpy(found.tokens), torch.from_numpy(found.target)
         begin = self.opened.begin_token
         if begin is not None and bool((target < self.network.unpredictable).any()):
@@ -92,6 +98,13 @@ class Model(RowPredictor):
         there = torch.ones(len(tokens), dtype=torch.bool)
         there[target] = False
         return Row(tokens, target, there.nonzero().squeeze(-1))
+
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that a text is read with: before it, and behind it."""
+        before, behind = self.tokenizer.around()
+        begin = self.opened.begin_token
+        lacking = len(before) < self.network.unpredictable and begin is not None
+        return [*([begin] if lacking and begin is not None else []), *before], behind
 
     def _chat(self, prompt: str) -> str:
         from infodis.adapters.slow import chat_prompt
@@ -106,7 +119,9 @@ class Model(RowPredictor):
     @torch.no_grad()
     def log_conditionals(self, tokens: Tokens) -> LogConditionals:
         self._check_length(tokens.shape[1])
-        return self.network.log_conditionals(tokens.to(self.device))
+        self._check_first(tokens == self.mask_token)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            return self.network.log_conditionals(tokens.to(self.device))
 
     @torch.no_grad()
     def surprisal(self, tokens: Tokens, masked: Masks) -> Surprisals:
@@ -119,12 +134,7 @@ class Model(RowPredictor):
     def surprisals(self, rows: Rows) -> Float[Tensor, " wanted"]:
         """-log p of the wanted tokens: the last layer runs there only."""
         self._check_length(rows.tokens.shape[1])
-        first = self.network.unpredictable
-        if bool(rows.wanted[:, :first].any()):
-            raise InputError(
-                f"{self.name} says nothing about the first {first} token(s) of a row: its output is about the next "
-                "position. Put a begin token before the text, as context; Model.read does."
-            )
+        self._check_first(rows.wanted)
         there = torch.arange(rows.tokens.shape[1]) < rows.lengths.unsqueeze(-1)
         hidden = torch.where(rows.hidden, self.mask_token, rows.tokens)
         tokens = torch.where(there, hidden, self.opened.pad_token)
@@ -139,6 +149,14 @@ class Model(RowPredictor):
             part.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else part.to(self.device)
         )
 
+    def _check_first(self, wanted: Masks) -> None:
+        first = self.network.unpredictable
+        if bool(wanted[:, :first].any()):
+            raise InputError(
+                f"{self.name} says nothing about the first {first} token(s) of a row: its output is about the next "
+                "position. Put a begin token before the text, as context; Model.read does."
+            )
+
     def _check_length(self, length: int) -> None:
         limit = self.opened.limit
         if limit is not None and length > limit:
@@ -146,15 +164,19 @@ class Model(RowPredictor):
 
 
 @torch.no_grad()
-def _gpu_budget(network: Network, device: torch.device) -> int:
+def _gpu_budget(network: Network, device: torch.device, limit: int | None) -> int:
     """Tokens of a batch that fills two thirds of the free memory, judged by what a small batch takes."""
-    length = 128
+    length = min(128, limit or 128)
     tokens = torch.full((PROBE_TOKENS // length, length), network.mask_token, device=device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     places = torch.zeros_like(tokens, dtype=torch.bool)
     places[:, ::2] = True
-    network.costs(network.features(tokens, at=places), torch.zeros(int(places.sum()), dtype=torch.int64, device=device))
+    answers = torch.zeros(int(places.sum()), dtype=torch.int64, device=device)
+    try:
+        network.costs(network.features(tokens, at=places), answers)
+    except torch.OutOfMemoryError:
+        return length
     taken = torch.cuda.max_memory_allocated(device) - before
     free, _ = torch.cuda.mem_get_info(device)
     return max(PROBE_TOKENS, min(MOST_TOKENS, int(PROBE_TOKENS * 2 / 3 * free / max(1, taken))))
@@ -192,6 +214,10 @@ def load(
         trust_remote_code: run code that comes with the model. Nothing of the kind is needed for the families above.
         autocast: compute in bfloat16 where torch thinks that is safe.
         compile: run the network through torch.compile; the first batches take longer.
+
+    >>> model = load("text8-tiny")
+    >>> model.decode(model.encode("some text"))
+    'some text'
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype is one of {', '.join(DTYPES)}; got {dtype!r}.")
@@ -201,7 +227,7 @@ def load(
         opened = with_tokenizer(opened, tokenizer, where=directory)
     if compile:
         opened.network.features = torch.compile(opened.network.features, dynamic=True)  # type: ignore[method-assign]
-    return Model(str(spec), opened, place, fingerprint(directory), autocast, directory)
+    return Model(str(spec), opened, place, autocast, directory)
 
 
 def with_tokenizer(opened: Opened, tokenizer: Tokenizer, *, where: Path) -> Opened:
@@ -213,6 +239,7 @@ def with_tokenizer(opened: Opened, tokenizer: Tokenizer, *, where: Path) -> Open
             f"The tokenizer knows {tokenizer.vocab_size} tokens, {where} only {opened.network.vocab_size}. "
             "Name the right one."
         )
+    opened.network.tokens = token_count(tokenizer, opened.network.tokens)
     return dataclasses.replace(opened, tokenizer=tokenizer)
 
 

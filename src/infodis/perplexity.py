@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Int
@@ -98,9 +98,13 @@ def perplexity(
     control: Control | None = Neighbours(),
     seed: int = 0,
     batch_size: int | None = None,
+    around: tuple[Sequence[int], Sequence[int]] = ((), ()),
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """Score a long text window by window. `limit` scores only so many, evenly spread over the text."""
+    """Score a long text window by window. `limit` scores only so many, evenly spread over the text.
+
+    `around` holds special tokens to put before and behind every window, as context; see `Model.around`.
+    """
     if len(tokens) == 0:
         raise InputError("There is nothing to score: the text is empty.")
     if limit is not None and limit < 1:
@@ -112,7 +116,7 @@ def perplexity(
     found: list[Estimate] = []
     for first in range(0, count, TOGETHER):
         numbers = chosen[first : first + TOGETHER]
-        items = [_item(tokens, *spans[number]) for number in numbers]
+        items = [_item(tokens, *spans[number], around) for number in numbers]
         # windows are named by number: equal ones must not share their masks, or their errors would add up
         names = [key("window", number) for number in numbers]
         found += estimate_items(predictor, items, request, seed=check_seed(seed), names=names)
@@ -121,8 +125,13 @@ def perplexity(
     return _add(found)
 
 
-def _item(tokens: Int[Tensor, " tokens"], span: range, context: int) -> Item:
-    return Item.read(tokens[span.start : span.stop], target=None, context=range(context))
+def _item(
+    tokens: Int[Tensor, " tokens"], span: range, context: int, around: tuple[Sequence[int], Sequence[int]]
+) -> Item:
+    before, behind = (torch.tensor(part, dtype=torch.int64) for part in around)
+    row = torch.cat([before, tokens[span.start : span.stop], behind])
+    first, last = len(before) + context, len(row) - len(behind)
+    return Item.read(row, target=range(first, last), context=[*range(first), *range(last, len(row))])
 
 
 def _add(estimates: list[Estimate]) -> Perplexity:

@@ -13,6 +13,7 @@ import torch
 
 from infodis.adapters.files import fill, needed, special_token, token_count, tokenizer_of
 from infodis.adapters.opened import Opened, Options
+from infodis.adapters.slow import slow_tokenizer
 from infodis.errors import InputError
 from infodis.nets.llama import Llama, LlamaShape
 
@@ -54,7 +55,9 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
     shape = LlamaShape(
         columns, width, blocks, heads, key_heads, inner, base, epsilon, query_bias=True, exact_rotation=False
     )
-    tokenizer = tokenizer_of(directory)
+    tokenizer, missing = tokenizer_of(directory), None
+    if tokenizer is None:  # as published: Qwen's files, under a class of their own
+        tokenizer, missing = slow_tokenizer(directory, kind="Qwen2Tokenizer")
     with torch.device("meta"):
         network = Llama(shape, mask_token=mask_token, tokens=token_count(tokenizer, columns), shifted=True)
     fill(network, directory, options, _rename)
@@ -67,6 +70,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
         config.get("max_position_embeddings"),
         config.get("pad_token_id") or 0,
         begin_token=config.get("bos_token_id") if begin is None else begin,
+        notes=() if missing is None else (missing,),
     )
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from infodis.adapters.opened import Options
-from infodis.data import Subwords, Tokenizer, tokenizer_named
+from infodis.data import Tokenizer, tokenizer_named
 from infodis.errors import InputError
 
 CONFIG, INDEX, SINGLE, PICKLED = "config.json", "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
@@ -124,11 +124,12 @@ def token_count(tokenizer: Tokenizer | None, columns: int) -> int:
 def special_token(directory: Path, tokenizer: Tokenizer | None, name: str) -> int | None:
     """The number of a special token that tokenizer_config.json names, such as bos_token."""
     path = directory / "tokenizer_config.json"
-    if not path.is_file() or not isinstance(tokenizer, Subwords):
+    number = getattr(tokenizer, "number", None)
+    if not path.is_file() or number is None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8")).get(name)
     except (ValueError, AttributeError) as error:
         raise InputError(f"{path} is not what transformers writes: {error}.") from error
     text = content.get("content") if isinstance(content, dict) else content
-    return tokenizer.number(text) if isinstance(text, str) else None
+    return number(text) if isinstance(text, str) else None

@@ -9,14 +9,16 @@ import contextlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from infodis.adapters.files import special_token, token_count, tokenizer_of
+from infodis.adapters.files import shards, special_token, token_count, tokenizer_of
 from infodis.adapters.opened import Opened, Options
 from infodis.adapters.slow import SlowTokenizer, slow_tokenizer, vocabulary
 from infodis.data import Subwords, Tokenizer
@@ -38,13 +40,22 @@ def recognises(config: dict[str, Any]) -> bool:
 
 
 class MaskedLM(Network):
-    """A model of transformers, cut before its last layer where that is possible."""
+    """A model of transformers, cut before its last layer where that is possible.
 
-    def __init__(self, model: nn.Module, *, mask_token: int, tokens: int, pad_token: int) -> None:
+    `like` is the same model in float32, which has found out what this one, in less precision, could not tell apart.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, mask_token: int, tokens: int, pad_token: int, like: "MaskedLM | None" = None
+    ) -> None:
         super().__init__()
         self.model, self.mask_token, self.tokens, self.pad_token = model, mask_token, tokens, pad_token
         self._head: nn.Linear | None = None
         self._takes_mask = bool({"attention_mask", "kwargs"} & set(inspect.signature(model.forward).parameters))
+        if like is not None:
+            self.vocab_size, self.pads = like.vocab_size, like.pads
+            self._head = cast(Any, model).get_output_embeddings() if like.split else None
+            return
         with torch.no_grad():
             self.vocab_size = self._whole(self._try_out(2, 7), None).shape[-1]
             self._head = self._find_head()
@@ -140,46 +151,70 @@ def _listening(layer: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _close(one: Tensor, two: Tensor) -> bool:
-    scale = 1.0 if one.dtype == torch.float32 else 300.0  # bfloat16 has three digits
-    return bool((one.float() - two.float()).abs().max() <= scale * AGREEMENT * max(1.0, float(two.abs().max())))
+    return bool((one - two).abs().max() <= AGREEMENT * max(1.0, float(two.abs().max())))
 
 
 def open_model(directory: Path, config: dict[str, Any], options: Options) -> Opened:
     """Read configuration, weights and tokenizer."""
     try:
-        import transformers
+        import transformers  # noqa: F401 - whether it is there
     except ImportError as error:
         raise InputError("Models of transformers need it: pip install 'infodis[hf]'.") from error
-    remote = "auto_map" in config and not _native(config)
-    if remote and not options.trust_remote_code:
+    if "auto_map" in config and not _native(config) and not options.trust_remote_code:
         raise InputError(
             f"{directory} comes with code of its own (auto_map in config.json). Read that code, and if you trust it, "
             "ask for it: trust_remote_code=True, or --trust-remote-code."
         )
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        model = transformers.AutoModelForMaskedLM.from_pretrained(
-            directory,
-            dtype=options.dtype,
-            trust_remote_code=options.trust_remote_code,
-            local_files_only=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise InputError(f"transformers cannot load {directory} as a masked language model: {error}") from error
-    model.to(options.device).eval().requires_grad_(False)
     tokenizer, missing = tokenizer_of(directory), None
     if tokenizer is None:
         tokenizer, missing = slow_tokenizer(directory, trust_remote_code=options.trust_remote_code)
-    columns = config.get("vocab_size") or model.config.vocab_size
-    mask_token = _mask_token(directory, config, tokenizer)
-    pad = config.get("pad_token_id", getattr(model.config, "pad_token_id", None)) or 0
-    tokens = max(token_count(tokenizer, columns), 1)
-    network = MaskedLM(model, mask_token=mask_token, tokens=tokens, pad_token=pad)
-    length = _longest(model.config, pad)
+    model = _from_pretrained(directory, options, torch.float32)
+    columns = int(config.get("vocab_size") or cast(Any, model).config.vocab_size)
+    mask_token, doubt = _mask_token(directory, config, tokenizer)
+    pad = config.get("pad_token_id", getattr(cast(Any, model).config, "pad_token_id", None)) or 0
+    for name, number in (("mask", mask_token), ("padding", pad)):
+        if not 0 <= number < columns:
+            raise InputError(f"{directory}: the {name} token {number} must lie within the {columns} of the vocabulary.")
+    how: dict[str, Any] = {"mask_token": mask_token, "tokens": token_count(tokenizer, columns), "pad_token": pad}
+    try:
+        network = MaskedLM(model, **how)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise InputError(f"{directory} loads, but does not run on a few tokens: {error}") from error
+    if options.dtype != torch.float32:
+        network = MaskedLM(_from_pretrained(directory, options, options.dtype), **how, like=network)
     leaks = None if network.pads else "padding leaks into its answers, so only rows of one length share a batch"
-    notes = tuple(note for note in (missing, leaks) if note is not None)
+    notes = tuple(note for note in (missing, doubt, leaks) if note is not None)
+    length = _longest(cast(Any, model).config, pad)
     return Opened("masked-lm", network, tokenizer, length, length, pad, notes=notes)
+
+
+def _from_pretrained(directory: Path, options: Options, dtype: torch.dtype) -> nn.Module:
+    """The model with all of its weights: none may be missing, since transformers would draw it at random."""
+    import transformers
+
+    shards(directory)  # a missing file is told in our words
+    talkative = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, loading = transformers.AutoModelForMaskedLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            trust_remote_code=options.trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, UnpicklingError) as error:
+        raise InputError(f"transformers cannot load {directory} as a masked language model: {error}") from error
+    finally:
+        transformers.utils.logging.set_verbosity(talkative)
+    absent = sorted({*loading["missing_keys"], *(str(key) for key in loading["mismatched_keys"])})
+    if absent:
+        raise InputError(
+            f"{directory} lacks weights of a masked language model: {', '.join(absent[:5])} ({len(absent)} in all). It "
+            "may have been saved without its last layer."
+        )
+    return model.to(options.device).eval().requires_grad_(False)
 
 
 def _native(config: dict[str, Any]) -> bool:
@@ -189,23 +224,28 @@ def _native(config: dict[str, Any]) -> bool:
     return config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
-def _mask_token(directory: Path, config: dict[str, Any], tokenizer: Tokenizer | None) -> int:
-    """Its number: from the configuration, or under the name that the tokenizer's files give it."""
-    if config.get("mask_token_id") is not None:
-        return int(config["mask_token_id"])
+def _mask_token(directory: Path, config: dict[str, Any], tokenizer: Tokenizer | None) -> tuple[int, str | None]:
+    """Its number, and a doubt if the configuration says another one than the tokenizer.
+
+    The tokenizer knows best: some configurations hold a mask_token_id that is only a default of text generation.
+    """
     known: list[int | None] = [special_token(directory, tokenizer, "mask_token")]
     if isinstance(tokenizer, SlowTokenizer):
         known.append(tokenizer.mask_token)
     if isinstance(tokenizer, Subwords):
         known += [tokenizer.number(name) for name in MASKS]
     known += [vocabulary(directory).get(name) for name in MASKS]
-    found = next((number for number in known if number is not None), None)
+    known += [config.get("mask_index"), config.get("mask_token_id")]
+    found = next((int(number) for number in known if number is not None), None)
     if found is None:
         raise InputError(
             f"Nothing in {directory} says which token is the mask. Put mask_token_id into config.json, or add the "
             "model's tokenizer."
         )
-    return found
+    said = config.get("mask_token_id")
+    if said in (None, found):
+        return found, None
+    return found, f"config.json calls token {said} the mask, its tokenizer (or mask_index) {found}, which is used"
 
 
 def _longest(config: Any, pad: int) -> int | None:

@@ -21,18 +21,24 @@ class SlowTokenizer(Tokenizer):
 
     directory: str
     trust_remote_code: bool = False
+    kind: str = "AutoTokenizer"
+    """The class of transformers that reads it."""
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
         import transformers
 
-        return transformers.AutoTokenizer.from_pretrained(
+        return getattr(transformers, self.kind).from_pretrained(
             self.directory, trust_remote_code=self.trust_remote_code, local_files_only=True
         )
 
     @functools.cached_property
     def vocab_size(self) -> int:
         return max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    def number(self, piece: str) -> int | None:
+        """The token of a piece, such as a special token."""
+        return self._tokenizer.get_vocab().get(piece)
 
     @property
     def mask_token(self) -> int | None:
@@ -46,11 +52,11 @@ class SlowTokenizer(Tokenizer):
     def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
-    def read(self, text: str, *, prompt: str = "") -> Reading:
+    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Reading:
         """Without offsets: the prompt is what its own tokens are, as far as the row begins with them."""
-        row = np.array(self._tokenizer.encode(prompt + text), dtype=np.int64)
-        special = np.isin(row, self._tokenizer.all_special_ids)
-        own = np.flatnonzero(~special)
+        found = self._tokenizer(prompt + text, add_special_tokens=special, return_special_tokens_mask=True)
+        row = np.array(found["input_ids"], dtype=np.int64)
+        own = np.flatnonzero(np.array(found["special_tokens_mask"], dtype=np.int64) == 0)
         alone = self.encode(prompt) if prompt else np.zeros(0, dtype=np.int64)
         same = 0
         while same < min(len(alone), len(own)) and row[own[same]] == alone[same]:
@@ -67,11 +73,13 @@ class SlowTokenizer(Tokenizer):
         return {"kind": "transformers", "directory": self.directory}
 
 
-def slow_tokenizer(directory: Path, *, trust_remote_code: bool) -> tuple[Tokenizer | None, str | None]:
+def slow_tokenizer(
+    directory: Path, *, trust_remote_code: bool = False, kind: str = "AutoTokenizer"
+) -> tuple[Tokenizer | None, str | None]:
     """The tokenizer of a directory, if it has files for one; and why not, if transformers cannot read them."""
     if not any((directory / name).is_file() for name in FILES):
         return None, "it has no tokenizer: give tokens instead of text"
-    made = SlowTokenizer(str(directory), trust_remote_code)
+    made = SlowTokenizer(str(directory), trust_remote_code, kind)
     try:
         made.vocab_size  # noqa: B018 - whether it loads at all
     except Exception as error:  # whatever a tokenizer's own code raises: the model is usable without
@@ -96,7 +104,9 @@ def chat_prompt(directory: Path, prompt: str) -> str:
     except ImportError as error:
         raise InputError("Chat templates need transformers: pip install 'infodis[hf]'.") from error
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"The tokenizer of {directory} cannot be loaded: {error}") from error
     if not tokenizer.chat_template:

@@ -1,5 +1,6 @@
 """`infodis doctor`: is a model wired as it should be?"""
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from infodis.cli.models import Device, TokenizerName
+from infodis.cli.models import Device, Dtype, TokenizerName, TrustRemoteCode
 from infodis.cli.screen import console
 
 STYLES = {"ok": "green", "wrong": "bold red", "cannot tell": "yellow"}
@@ -17,18 +18,16 @@ def doctor(
     model: Annotated[str, typer.Argument(help="A model that ships with infodis, a directory, or a name on the hub.")],
     text: Annotated[Path | None, typer.Option(help="Text that the model should know, one example a line.")] = None,
     tokenizer: TokenizerName = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Dtype = "float32",
     device: Device = "cpu",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Check a model's wiring: mask token, alignment, padding, precision and more. Exit code 1 if something is wrong.
 
     Example: [bold]infodis doctor text8-tiny[/bold]
     """
-    from infodis.data import texts, tokenizer_named
-    from infodis.doctor import Patient, examine, sample_rows
+    from infodis.data import tokenizer_named
+    from infodis.doctor import examine, patient_of
     from infodis.errors import InputError
     from infodis.model import load
 
@@ -36,10 +35,10 @@ def doctor(
         raise InputError(f"There is no file {text}.")
     words = None if tokenizer is None else tokenizer_named(tokenizer)
     loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
-    given = [] if text is None else "".join(piece for _, piece in texts(text)).splitlines()[:32]
+    given = [] if text is None else _first_lines(text, 32)
     table = Table("check", "verdict", "what was found", title=escape(f"{model}, a {loaded.opened.family} model"))
     wrong = False
-    for finding in examine(Patient(loaded, sample_rows(loaded, given))):
+    for finding in examine(patient_of(loaded, given)):
         style = STYLES[finding.verdict]
         hint = f"\n[dim]{escape(finding.hint)}[/dim]" if finding.verdict != "ok" and finding.hint else ""
         table.add_row(finding.check, f"[{style}]{finding.verdict}[/{style}]", escape(finding.detail) + hint)
@@ -49,3 +48,11 @@ def doctor(
         console.print(f"Note: {note}.", markup=False, highlight=False)
     if wrong:
         raise typer.Exit(1)
+
+
+def _first_lines(path: Path, count: int) -> list[str]:
+    """Lines that are not empty; JSONL rows by their text."""
+    from infodis.data import texts
+
+    lines = (line for _, piece in texts(path) for line in piece.splitlines() if line.strip())
+    return list(itertools.islice(lines, count))

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from infodis.data import Tokenizer
     from infodis.loss import ScoreFunction
 
-ModelName = Annotated[str, typer.Option("--model", "-m", help="A model that ships with infodis, or a directory.")]
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", help="A model that ships with infodis, a directory, or a name on the hub.")
+]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Rows per forward pass. It changes no result.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="At most so many rows per forward pass.")]
+Dtype = Annotated[str, typer.Option(help="What the network computes in: float32, bfloat16 or float16.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 TokenizerName = Annotated[
     str | None,
     typer.Option(help="For models that come without one: text8, dna, characters:<alphabet>, or a tokenizer.json."),
@@ -78,7 +82,7 @@ def export(
 
 
 def sample(
-    model: ModelName,
+    model: ModelName = "text8-tiny",
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sequences.")] = 4,
     length: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence; as trained unless given.")] = None,
     template: Annotated[
@@ -104,11 +108,13 @@ def sample(
     tokenizer: TokenizerName = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    batch_size: BatchSize = 64,
+    dtype: Dtype = "float32",
+    trust_remote_code: TrustRemoteCode = False,
+    batch_size: BatchSize = None,
 ) -> None:
     """Draw sequences from a model, one per line.
 
-    Example: [bold]infodis sample -m runs/text8 --template "the capital of ______" --sampler confident[/bold]
+    Example: [bold]infodis sample --template "the capital of ______" --sampler confident[/bold]
     """
     import torch
 
@@ -136,16 +142,16 @@ def sample(
             fixed=(wanted != GAP, wanted),
             reverse=sampling.ReverseStep(sampler or "tweedie", steps or 64),
             seed=seed,
-            batch_size=batch_size,
+            batch_size=batch_size or 64,
         )
     else:
         chosen = sampling.by_name(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
-        loaded = load(model, device=device, tokenizer=words)
+        loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
         words = loaded.opened.tokenizer
         wanted = _wanted(words, template, gap, length or loaded.length or 128, model)
         start = torch.where(wanted == GAP, loaded.mask_token, wanted).expand(count, -1)
         predictor = loaded if temperature == 1 else Tempered(loaded, temperature)
-        rows = sampling.sample(predictor, start, sampler=chosen, seed=seed, batch_size=batch_size)
+        rows = sampling.sample(predictor, start, sampler=chosen, seed=seed, batch_size=batch_size or 64)
     assert words is not None  # or there would be no rows
     for row in rows:
         typer.echo(words.decode(row.tolist()))
@@ -188,7 +194,7 @@ def _on(network: "torch.nn.Module", device: "torch.device") -> "ScoreFunction":
 
 def perplexity(
     file: Annotated[Path, typer.Argument(help="Text or JSONL, either gzipped.")],
-    model: ModelName,
+    model: ModelName = "text8-tiny",
     length: Annotated[int | None, typer.Option(min=1, help="Tokens in a window; as in training unless given.")] = None,
     stride: Annotated[
         int | None, typer.Option(min=1, help="Tokens scored per window, given the rest. Default: all, given nothing.")
@@ -199,11 +205,13 @@ def perplexity(
     tokenizer: TokenizerName = None,
     seed: Seed = 0,
     device: Device = "cpu",
-    batch_size: BatchSize = 64,
+    dtype: Dtype = "float32",
+    trust_remote_code: TrustRemoteCode = False,
+    batch_size: BatchSize = None,
 ) -> None:
     """Bits per token of a long text, with the error from masks and the error from text.
 
-    Example: [bold]infodis perplexity novel.txt --model runs/text8 --windows 200[/bold]
+    Example: [bold]infodis perplexity novel.txt --model text8-tiny --windows 200[/bold]
     """
     import torch
 
@@ -211,9 +219,12 @@ def perplexity(
     from infodis.data import encode_file, tokenizer_named
     from infodis.model import load
 
-    loaded = load(model, device=device, tokenizer=None if tokenizer is None else tokenizer_named(tokenizer))
+    words = None if tokenizer is None else tokenizer_named(tokenizer)
+    loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
     tokens = torch.from_numpy(encode_file(file, loaded.tokenizer, field))
-    cut = rolling.Windows(length or loaded.length or 256, stride)
+    around = loaded.around()
+    extra = sum(len(part) for part in around)
+    cut = rolling.Windows(length or (loaded.length or 256) - extra, stride)
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("windows"), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=progress_console, transient=True) as bar:
         task = bar.add_task("", total=None)
@@ -225,6 +236,7 @@ def perplexity(
             evaluations=evaluations,
             seed=seed,
             batch_size=batch_size,
+            around=around,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     table = Table("quantity", "value", title=escape(f"{file.name} under {model}"), show_header=False)

@@ -7,9 +7,11 @@ masked (Ou et al., 2025). The network is therefore a `Predictor` as it stands.
 from collections.abc import Iterable
 from typing import cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from infodis.errors import InputError
 from infodis.nets.network import Features, Network, Places, Tokens
 from infodis.nets.transformer import Embedding, Hidden, Rotation, Shape, attend, feed_forward, rotation
 
@@ -22,6 +24,8 @@ class RADD(Network):
         self.vocab_size = self.tokens = self.mask_token = vocab_size
         self.shape = shape
         self.vocab_embed = Embedding(vocab_size + 1, shape.width)
+        if shape.positions:
+            self.position_embed = nn.Parameter(torch.zeros(shape.positions, shape.width))
         self.blocks = nn.ModuleList([Block(shape) for _ in range(shape.blocks)])
         self.output_layer = Output(shape.width, vocab_size + 1)
 
@@ -31,6 +35,8 @@ class RADD(Network):
     def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
         """The hidden states, normalised. What follows the last attention runs at the wanted positions only."""
         x = self.vocab_embed(tokens)
+        if self.shape.positions:
+            x = x + self.position_embed[: self._within(tokens.shape[1])]
         rotated = rotation(tokens.shape[1], self.shape.width // self.shape.heads, device=x.device)
         last = len(self.blocks) - 1
         for number, block in enumerate(cast(Iterable[Block], self.blocks)):
@@ -40,6 +46,11 @@ class RADD(Network):
 
     def last_layer(self) -> nn.Linear:
         return self.output_layer.linear
+
+    def _within(self, length: int) -> int:
+        if length > self.shape.positions:
+            raise InputError(f"This network knows {self.shape.positions} positions, a row has {length}.")
+        return length
 
 
 class Block(nn.Module):

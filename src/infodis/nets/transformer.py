@@ -27,10 +27,15 @@ class Shape:
     dropout: float = 0.0
     condition: int = 128
     """Width of the time embedding; only SEDD has one."""
+    positions: int = 0
+    """Learned vectors for so many places in a row; only RADD, and only if asked. Without them a network knows tokens by
+    their distances alone, and if all are masked cannot tell one place from another."""
 
     def __post_init__(self) -> None:
         if min(self.width, self.blocks, self.heads, self.condition) < 1 or not 0 <= self.dropout < 1:
             raise InputError(f"A network needs positive sizes and 0 <= dropout < 1, got {self}.")
+        if self.positions < 0:
+            raise InputError(f"A network has no or some learned positions, got {self.positions}.")
         if self.width % (2 * self.heads):
             raise InputError(
                 f"Rotary positions need an even width per head: width {self.width} must be a multiple of "

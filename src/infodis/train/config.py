@@ -36,12 +36,15 @@ class ModelConfig:
     heads: int | None = None
     dropout: float | None = None
     noise: Literal["absorbing", "uniform"] = "absorbing"
+    positions: bool = False
+    """Learn a vector for every position of a window, besides the rotary ones: for rows of fixed length (radd only)."""
     start: str | None = None
     """A checkpoint or run to begin with, instead of random weights. The same network and tokenizer."""
 
     def __post_init__(self) -> None:
         _demand(self.length >= 1, f"model.length must be at least 1, got {self.length}.")
         _demand(not (self.network == "radd" and self.noise == "uniform"), "RADD knows absorbing noise only; use sedd.")
+        _demand(not (self.network == "sedd" and self.positions), "model.positions is an option of radd.")
         self.shape  # noqa: B018 - a wrong shape is told when the file is read
 
     @property
@@ -54,7 +57,11 @@ class ModelConfig:
         else:
             _demand(all(given.values()), "model needs a size, or width, blocks and heads.")
             shape = Shape(**given)
-        return shape if self.dropout is None else dataclasses.replace(shape, dropout=self.dropout)
+        return dataclasses.replace(
+            shape,
+            dropout=shape.dropout if self.dropout is None else self.dropout,
+            positions=self.length if self.positions else 0,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
