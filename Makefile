@@ -11,7 +11,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)  ## score a few sequences, with error bars and a picture
+demo: $(STAMP)  ## score a few sentences, with error bars and a page to open
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## the default tests: a few minutes on two cores

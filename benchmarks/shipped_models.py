@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import infodis
 from infodis import perplexity
@@ -28,9 +29,20 @@ def dna() -> None:
     error = mine - exact
     correlation = float(torch.corrcoef(torch.stack([mine, exact]))[0, 1])
     print(
-        f"dna-tiny: mean |estimated - true| {float(error.abs().mean()):.4f} nats, largest {float(error.abs().max()):.4f}, "
-        f"mean difference {float(error.mean()):+.4f}, correlation {correlation:.4f}"
+        f"dna-tiny: mean |estimated - true| {float(error.abs().mean()):.4f} nats, "
+        f"largest {float(error.abs().max()):.4f}, mean difference {float(error.mean()):+.4f}, "
+        f"correlation {correlation:.4f}"
     )
+    alike = _alike(table)
+    print(f"  a network that knows no positions and all else exactly: {float(alike.abs().mean()):.4f} nats")
+
+
+def _alike(table: Table) -> Tensor:
+    """The error of the nll if all places get the same distribution while all are masked."""
+    here = torch.nn.functional.one_hot(table.sequences, 4).double()
+    marginals = (table.probabilities[:, None, None] * here).sum(0)
+    mean = marginals.mean(0)
+    return (here * (marginals / mean).log()).sum((1, 2)) / table.sequences.shape[1]
 
 
 def text8(file: Path, windows: int | None, evaluations: int) -> None:
