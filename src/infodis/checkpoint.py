@@ -95,16 +95,23 @@ def save(directory: Path, spec: Spec, weights: dict[str, Tensor]) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, directory / WEIGHTS)
 
 
-def read_spec(directory: Path) -> Spec:
-    """The spec of a checkpoint, without its weights."""
+def read_config(directory: Path) -> dict[str, Any]:
+    """The configuration of a model."""
     path = directory / CONFIG
     if not path.is_file():
-        raise InputError(f"{directory} is not a checkpoint: it has no {CONFIG}.")
+        raise InputError(f"{directory} is not a model: it has no {CONFIG}.")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not JSON ({error}).") from error
-    return Spec.from_json(config, where=path)
+    if not isinstance(found, dict):
+        raise InputError(f"{path} must hold an object, found {type(found).__name__}.")
+    return found
+
+
+def read_spec(directory: Path) -> Spec:
+    """The spec of a checkpoint, without its weights."""
+    return Spec.from_json(read_config(directory), where=directory / CONFIG)
 
 
 def load(directory: Path) -> tuple[nn.Module, Spec]:

@@ -225,7 +225,7 @@ def load(
     opened = adapters.open_model(directory, Options(place, DTYPES[dtype], trust_remote_code))
     if tokenizer is not None:
         opened = with_tokenizer(opened, tokenizer, where=directory)
-    if compile:
+    if compile:  # a bound method is replaced by a compiled one, which mypy takes for a mistake
         opened.network.features = torch.compile(opened.network.features, dynamic=True)  # type: ignore[method-assign]
     return Model(str(spec), opened, place, autocast, directory)
 

@@ -11,24 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from infodis.adapters.opened import Options
+from infodis.checkpoint import CONFIG as CONFIG
+from infodis.checkpoint import read_config as read_config
 from infodis.data import Tokenizer, tokenizer_named
 from infodis.errors import InputError
 
-CONFIG, INDEX, SINGLE, PICKLED = "config.json", "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """The configuration of a model."""
-    path = directory / CONFIG
-    if not path.is_file():
-        raise InputError(f"{directory} is not a model: it has no {CONFIG}.")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not JSON ({error}).") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{path} must hold an object, found {type(found).__name__}.")
-    return found
+INDEX, SINGLE, PICKLED = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
 
 
 def shards(directory: Path) -> list[Path]:
