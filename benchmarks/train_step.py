@@ -26,7 +26,7 @@ from infodis.nets import RADD, SIZES, Shape, initialise
 from infodis.rng import stream
 
 SETTINGS = {  # name: vocabulary, shape, batch, length
-    "characters": (27, Shape(192, 4, 6, dropout=0.02), 16, 256),
+    "characters": (27, SIZES["tiny"], 16, 256),
     "GPT-2 vocabulary": (50257, Shape(128, 2, 4, dropout=0.02), 4, 128),
     "the papers' small": (50257, SIZES["small"], 2, 256),
 }
