@@ -62,10 +62,10 @@ def test_batches_change_no_number(pads, batch_size):
 
 
 def test_batches_are_full():
-    predictor = Rowwise(CHAIN, tokens_at_once=60)
+    predictor = Rowwise(CHAIN, tokens_at_once=64)
     infodis.nll(predictor, TEXTS * 5, evaluations=16)
     spent = sum(rows * length for rows, length in predictor.shapes)
-    assert len(predictor.shapes) < 1.3 * spent / 60 + 2
+    assert len(predictor.shapes) < 1.3 * spent / 64 + 2
 
 
 def test_a_batch_that_does_not_fit_is_halved():

@@ -33,6 +33,8 @@ class Wired(Predictor):
             found = CHAIN.log_conditionals(torch.full_like(tokens, 6))
         column = torch.full((*found.shape[:2], 1), self.fault.get("mask_column", -math.inf), dtype=found.dtype)
         found = torch.cat([found, column], dim=-1).log_softmax(-1) + self.fault.get("offset", 0.0)
+        if self.fault.get("half"):
+            found = found.bfloat16().log_softmax(-1).double()
         if self.fault.get("nan_at", 2.0) <= float((tokens == 6).double().mean()):
             found = found * math.nan
         return found
@@ -65,6 +67,7 @@ def test_a_healthy_predictor_passes():
         ({"shift": 1}, "alignment"),
         ({"offset": 0.1}, "distributions"),
         ({"nan_at": 0.8}, "distributions"),
+        ({"half": True}, "distributions"),
         ({"mask_column": -3.0}, "probability of the mask"),
         ({"blind": True}, "context"),
         ({"leaking": True}, "padding"),

@@ -194,7 +194,7 @@ def test_a_requested_standard_error_is_reached_and_said():
     assert estimate.stopped == "standard error reached"
     assert estimate.standard_error <= 0.15
     loose = infodis.nll(noisy, list(X[:3]), context=range(16), standard_error=20.0)
-    assert [(e.stopped, e.evaluations <= 16) for e in loose] == [("standard error reached", True)] * 3
+    assert [(e.stopped, e.evaluations <= 24) for e in loose] == [("standard error reached", True)] * 3
     tight = infodis.nll(noisy, X[0], context=range(16), standard_error=1e-4, evaluations=200)
     assert tight.stopped == "cap reached"
     assert tight.evaluations <= 200

@@ -6,6 +6,7 @@ rows of one. Which rows share a batch changes no mask, and no number beyond roun
 """
 
 import bisect
+import collections
 import dataclasses
 import itertools
 import sys
@@ -21,6 +22,12 @@ from infodis.predictor import Predictor, RowPredictor, Rows, check_surprisal
 
 PLAIN_ROWS = 256
 """Rows per call of a predictor that does not say how many tokens it wants at once."""
+
+ROUND = 8
+"""Widths of padded batches are multiples of this."""
+
+AHEAD = 2
+"""Batches that are asked for before the result of an earlier one is waited for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +103,20 @@ def answer(questions: Sequence[Question], batching: Batching, limits: Limits) ->
     for _, members in itertools.groupby(order, key=lambda n: id(questions[n].predictor)):
         numbers = list(members)
         lines = _Lines([questions[n] for n in numbers])
-        for span, rows, found in list(_ask(lines, batching, limits)):  # all are asked before any is waited for
+        for span, rows, found in _ahead(_ask(lines, batching, limits)):
             lines.fill(span, _checked(rows, found))
         answers |= dict(zip(numbers, lines.answers, strict=True))
     return [answers[n] for n in range(len(questions))]
+
+
+def _ahead(asked: Iterator[Result]) -> Iterator[Result]:
+    """The same, each handed on only when some later ones are under way: a device works while results are waited for."""
+    waiting: collections.deque[Result] = collections.deque()
+    for one in asked:
+        waiting.append(one)
+        if len(waiting) > AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
 class _Lines:
@@ -161,12 +178,17 @@ def _span(lines: _Lines, start: int, batching: Batching, limits: Limits) -> rang
     predictor, longest = lines.predictor, int(lines.lengths[start])
     wanted, pads = PLAIN_ROWS, False
     if isinstance(predictor, RowPredictor):
-        wanted, pads = predictor.tokens_at_once // longest, predictor.pads
+        wanted, pads = predictor.tokens_at_once // rounded(longest), predictor.pads
     count = max(1, min(wanted, limits[id(predictor)] // longest, batching.rows or wanted))
     stop = min(len(lines.lengths), start + count)
     if not pads:
         stop = start + int((lines.lengths[start:stop] == longest).sum())
     return range(start, stop)
+
+
+def rounded(length: int) -> int:
+    """A little more, so that few shapes are met: hardware likes round ones, and libraries keep memory for every one."""
+    return -(-length // ROUND) * ROUND
 
 
 def _surprisal(predictor: Predictor, rows: Rows) -> Tensor:

@@ -29,13 +29,13 @@ DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
 """Forward rows per sequence at which a request for a standard error gives up, unless `evaluations` says otherwise."""
 
-GLANCES = (16, 48)
+GLANCES = (24, 32, 64)
 """Forward rows to look at before more are spent on a standard error."""
 
-CHUNK = 2**19
+CHUNK = 2**18
 """Mask entries (items x rows x positions) worked on at a time: bounds memory, changes no number."""
 
-WINDOW = 2**21
+WINDOW = 2**19
 """The same for all conversations that are under way together."""
 
 CONTROL_CHUNK = 2**16
@@ -365,7 +365,7 @@ def _chunks(items: Sequence[Item], request: Request) -> Iterator[list[int]]:
     groups: dict[tuple[int, int], list[int]] = {}
     for number, item in enumerate(items):
         groups.setdefault((item.length, item.target.numel()), []).append(number)
-    for (_, target), members in groups.items():
+    for (_, target), members in sorted(groups.items(), reverse=True):  # neighbours pad each other least
         step = max(1, CHUNK // (request.first_rows(target) * target))
         for start in range(0, len(members), step):
             yield members[start : start + step]

@@ -5,17 +5,20 @@ import functools
 import hashlib
 import json
 import re
+import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from infodis import adapters
 from infodis.adapters import Opened, Options
 from infodis.adapters.files import shards, token_count
+from infodis.batching import rounded
 from infodis.data import Tokenizer
 from infodis.errors import InputError
 from infodis.nets.network import Network
@@ -135,6 +138,7 @@ class Model(RowPredictor):
         """-log p of the wanted tokens: the last layer runs there only."""
         self._check_length(rows.tokens.shape[1])
         self._check_first(rows.wanted)
+        rows = self._widened(rows)
         there = torch.arange(rows.tokens.shape[1]) < rows.lengths.unsqueeze(-1)
         hidden = torch.where(rows.hidden, self.mask_token, rows.tokens)
         tokens = torch.where(there, hidden, self.opened.pad_token)
@@ -142,6 +146,15 @@ class Model(RowPredictor):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             features = self.network.features(self._moved(tokens), visible=visible, at=self._moved(rows.wanted))
         return self.network.costs(features, self._moved(rows.tokens[rows.wanted]))
+
+    def _widened(self, rows: Rows) -> Rows:
+        """Padded to a round width."""
+        width = rows.tokens.shape[1]
+        wanted = min(rounded(width), self.opened.limit or sys.maxsize)
+        if not self.pads or wanted <= width:
+            return rows
+        tokens, hidden, asked = (F.pad(p, (0, wanted - width)) for p in (rows.tokens, rows.hidden, rows.wanted))
+        return Rows(tokens, hidden, asked, rows.lengths)
 
     def _moved(self, part: Tensor) -> Tensor:
         """On the device; without waiting for it where that is possible."""

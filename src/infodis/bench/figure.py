@@ -1,12 +1,10 @@
 """Pictures of benchmark records. Needs matplotlib: pip install 'infodis[plot]'."""
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from infodis.bench.experiments import BASELINE, Outcome
-from infodis.errors import InfodisError
+from infodis.plotting import load_pyplot
 
 COLOURS = {"one plan": "#9db4c0", "none": "#5c6b73", "control": "#e07a5f"}
 LABELS = {
@@ -14,19 +12,6 @@ LABELS = {
     "none": "replicated, no control",
     "control": "replicated, with control",
 }
-
-
-def load_pyplot() -> Any:
-    """Matplotlib without a screen, its SVG files the same at every run."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise InfodisError(
-            "Drawing needs matplotlib: pip install 'infodis[plot]'. Leave --out away for the table."
-        ) from None
-    matplotlib.use("agg")
-    matplotlib.rcParams |= {"svg.hashsalt": "infodis", "svg.fonttype": "none"}
-    return importlib.import_module("matplotlib.pyplot")
 
 
 def draw_variance(outcomes: Sequence[Outcome], path: Path) -> None:

@@ -34,7 +34,8 @@ def bench_variance(
     from infodis.bench import experiments, problems
 
     if out is not None:
-        from infodis.bench.figure import draw_variance, load_pyplot
+        from infodis.bench.figure import draw_variance
+        from infodis.plotting import load_pyplot
 
         load_pyplot()  # a missing library is told before the work, not after it
     temperatures = temperature or [0.5, 0.15]

@@ -9,7 +9,7 @@ Tokens = Int[Tensor, "rows length"]
 Places = Bool[Tensor, "rows length"]
 Features = Float[Tensor, "... width"]
 
-ROWS_AT_ONCE, COLUMNS_AT_ONCE = 1024, 2048
+ROWS_AT_ONCE, COLUMNS_AT_ONCE = 512, 2048
 """How much of features x vocabulary is in memory at a time: small enough for the processor's cache."""
 
 
@@ -83,7 +83,13 @@ class Network(nn.Module):
             block = F.linear(features, layer.weight[start:stop], bias).float()
             if start <= self.mask_token < stop:
                 block[:, self.mask_token - start] = -torch.inf
-            total = torch.logaddexp(total, torch.logsumexp(block, dim=-1))
-            here = (tokens >= start) & (tokens < stop)
-            own[here] = block[here].gather(1, tokens[here, None] - start).squeeze(1)
+            here = ((tokens >= start) & (tokens < stop)).nonzero().squeeze(1)
+            own[here] = block[here, tokens[here] - start]
+            total = torch.logaddexp(total, _log_sum_exp(block))
         return total - own
+
+
+def _log_sum_exp(block: Float[Tensor, "places columns"]) -> Float[Tensor, " places"]:
+    """In place: the block is not needed any more, and copies of it would be most of what is in memory."""
+    largest = block.amax(-1).clamp(min=torch.finfo(block.dtype).min)
+    return block.sub_(largest.unsqueeze(-1)).exp_().sum(-1).log() + largest
