@@ -18,17 +18,17 @@ SOURCE = ROOT / "src" / "infodis"
 
 LAYERS = [
     {"errors", "rng"},
-    {"files"},
-    {"item", "predictor", "schedule"},
+    {"files", "plotting", "quadrature"},
+    {"item", "predictor", "schedule", "process"},
     {"design", "control"},
     {"observe", "oracle"},
     {"batching"},
     {"estimate"},
-    {"ratio", "perplexity", "loss", "nets", "data"},
-    {"sampling", "checkpoint"},
-    {"adapters"},
+    {"ratio", "perplexity", "loss", "nets", "data", "gaussian", "bounds"},
+    {"sampling", "checkpoint", "dse", "consistency", "influence"},
+    {"adapters", "information"},
     {"model"},
-    {"train", "bench", "doctor"},
+    {"train", "bench", "doctor", "inputs"},
     {"cli"},
     {"__main__"},
 ]

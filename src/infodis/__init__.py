@@ -12,22 +12,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from infodis.dse import dse_nll as dse_nll
     from infodis.estimate import Estimate as Estimate
     from infodis.estimate import nll as nll
     from infodis.estimate import order_nll as order_nll
+    from infodis.gaussian import gaussian_nll as gaussian_nll
     from infodis.model import load as load
     from infodis.ratio import log_ratio as log_ratio
 
 __version__ = "0.1.0"
 
-_HOME = {"nll": "estimate", "order_nll": "estimate", "Estimate": "estimate", "log_ratio": "ratio", "load": "model"}
+_HOME = {
+    **{"nll": "estimate", "order_nll": "estimate", "Estimate": "estimate", "log_ratio": "ratio", "load": "model"},
+    **{"dse_nll": "dse", "gaussian_nll": "gaussian"},
+}
 _MODULES = (
-    *("adapters", "batching", "bench", "checkpoint", "control", "data", "design", "doctor", "errors", "estimate"),
-    *("files", "item", "loss", "model", "nets", "observe", "oracle", "perplexity", "predictor", "ratio", "rng"),
-    *("sampling", "schedule", "train"),
+    *("adapters", "batching", "bench", "bounds", "checkpoint", "consistency", "control", "data", "design"),
+    *("doctor", "dse", "errors", "estimate", "files", "gaussian", "influence", "information", "inputs", "item", "loss"),
+    *("model", "nets", "observe", "oracle", "perplexity", "plotting", "predictor", "process"),
+    *("quadrature", "ratio", "rng", "sampling", "schedule", "train"),
 )
 
-__all__ = ["Estimate", "load", "log_ratio", "nll", "order_nll"]
+__all__ = ["Estimate", "dse_nll", "gaussian_nll", "load", "log_ratio", "nll", "order_nll"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Text to tokens: tokenizers, and token files that are read by memory map, never whole."""
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -341,22 +342,25 @@ def texts(source: Path, field: str = "text") -> Iterator[tuple[str, str]]:
 
     JSONL rows come one by one, each with a line end; plain text comes in pieces that end at a line or a word.
     """
+    with opened_text(source) as file:
+        if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+            yield from _json_texts(source, file, field)
+        else:
+            yield from _pieces(source, file)
+
+
+@contextlib.contextmanager
+def opened_text(source: Path) -> Iterator[io.TextIOBase]:
+    """A text file, plain or gzip. What goes wrong while it is read is told as a mistake in the file."""
+    if not source.is_file():
+        raise InputError(f"There is no file {source}.")
     try:
-        with _opened(source) as file:
-            if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
-                yield from _json_texts(source, file, field)
-            else:
-                yield from _pieces(source, file)
+        with io.TextIOWrapper(gzip.open(source) if source.suffix == ".gz" else source.open("rb"), "utf-8") as file:
+            yield file
     except UnicodeDecodeError as error:
         raise InputError(f"{source} is not UTF-8 text: {error}.") from error
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InputError(f"{source} is not a whole gzip file: {error}.") from error
-
-
-def _opened(source: Path) -> io.TextIOBase:
-    if source.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(source), encoding="utf-8")
-    return source.open(encoding="utf-8")
 
 
 def _json_texts(source: Path, file: io.TextIOBase, field: str) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from infodis.design import MaskDesign, TimeIntegral, UniformCount
 from infodis.errors import InputError
 from infodis.predictor import Predictor
 from infodis.rng import uniforms
-from infodis.schedule import LogLinear, Schedule
+from infodis.schedule import LogLinear, Schedule, log_expm1
 
 Tokens = Int[Tensor, "rows length"]
 PerRow = Float[Tensor, " rows"]
@@ -191,7 +191,7 @@ def scores_from_predictor(predictor: Predictor) -> ScoreFunction:
 
     def scores(tokens: Tokens, sigma: PerRow) -> LogScores:
         conditionals = predictor.log_conditionals(tokens)
-        return conditionals - torch.log(torch.expm1(sigma)).to(conditionals)[:, None, None]
+        return conditionals - log_expm1(sigma).to(conditionals)[:, None, None]
 
     return scores
 

@@ -3,9 +3,10 @@
 An oracle is three things at once: a sampler of data, an exact `log_prob` for any target and context, and an exact
 `Predictor`. The tests of every estimator stand on that: with an oracle as predictor, what is estimated is known.
 
-All of them answer one question, `posterior`: the probability of the visible tokens of a row with the masked ones summed
-out, and the distribution of each masked token given them. `Table` sums over its list; chains run the forward-backward
-recursion, vectorised over rows, on scaled float64 probabilities.
+All of them answer one question, `given`: how likely some evidence is (a number for every position and token), summed
+over all sequences, and the distribution of each token in its light. A visible token is evidence for itself alone, a
+masked one for all alike, a noised one for what it may have been. `Table` sums over its list; chains run the
+forward-backward recursion, vectorised over rows, on scaled float64 probabilities.
 """
 
 import abc
@@ -22,6 +23,7 @@ from infodis.item import Item, Positions
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
 from infodis.rng import stream, uniforms
 
+Evidence = Float64[Tensor, "rows length vocab"]
 Posterior = tuple[Float64[Tensor, " rows"], Float64[Tensor, "rows length vocab"]]
 
 CHUNK = 256
@@ -44,8 +46,13 @@ class Oracle(Predictor, abc.ABC):
         """Draw `count` independent sequences."""
 
     @abc.abstractmethod
+    def given(self, evidence: Evidence) -> Posterior:
+        """Log of the sum over x of p(x) times the evidence for every x_i; and p(x_i = v | evidence), or all zeros."""
+
     def posterior(self, tokens: Tokens) -> Posterior:
         """Log p(visible tokens) of each row, and p(x_i = v | visible tokens), all zeros where those are impossible."""
+        vocabulary = torch.arange(self.vocab_size)
+        return self.given(((tokens.unsqueeze(-1) == vocabulary) | (tokens.unsqueeze(-1) == self.mask_token)).double())
 
     @abc.abstractmethod
     def check_length(self, length: int) -> None:
@@ -153,13 +160,14 @@ class Table(Oracle):
         self.check_length(self.sequences.shape[1] if length is None else length)
         return self.sequences[_choose(self.probabilities.expand(count, -1), generator=generator)]
 
-    def posterior(self, tokens: Tokens) -> Posterior:
-        agree = (tokens.unsqueeze(1) == self.sequences) | (tokens.unsqueeze(1) == self.mask_token)
-        weight = torch.where(agree.all(-1), self.probabilities, 0.0)
-        evidence = weight.sum(-1)
+    def given(self, evidence: Evidence) -> Posterior:
+        weight = self.probabilities.expand(len(evidence), -1)
+        for position, token in enumerate(self.sequences.T):
+            weight = weight * evidence[:, position, token]
+        total = weight.sum(-1)
         one_hot = torch.nn.functional.one_hot(self.sequences, self.vocab_size).double()
         joint = torch.einsum("re,elv->rlv", weight, one_hot)
-        return evidence.log(), joint / torch.where(evidence > 0, evidence, 1.0)[:, None, None]
+        return total.log(), joint / torch.where(total > 0, total, 1.0)[:, None, None]
 
     def __repr__(self) -> str:
         entries, length = self.sequences.shape
@@ -191,11 +199,8 @@ class Independent(Oracle):
         self.check_length(length)
         return _choose(self.probabilities.expand(count, length, -1), generator=generator)
 
-    def posterior(self, tokens: Tokens) -> Posterior:
-        rows, length = tokens.shape
-        free = self.probabilities.expand(rows, length, -1)
-        evidence = _evidence(tokens, self.vocab_size)
-        joint = free * evidence
+    def given(self, evidence: Evidence) -> Posterior:
+        joint = self.probabilities.expand(*evidence.shape[:2], -1) * evidence
         total = joint.sum(-1, keepdim=True)
         possible = total > 0
         conditional = joint / torch.where(possible, total, 1.0)
@@ -203,12 +208,6 @@ class Independent(Oracle):
 
     def __repr__(self) -> str:
         return f"Independent(shape={tuple(self.probabilities.shape)})"
-
-
-def _evidence(tokens: Tokens, vocab_size: int) -> Float64[Tensor, "rows length vocab"]:
-    """One where a token is compatible with what a row shows: one-hot where visible, all ones where masked."""
-    vocabulary = torch.arange(vocab_size)
-    return ((tokens.unsqueeze(-1) == vocabulary) | (tokens.unsqueeze(-1) == vocab_size)).double()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -228,35 +227,33 @@ class _Chain(Oracle):
         """Take in a position's evidence and move one position back."""
 
     @abc.abstractmethod
-    def _tokens(self, state: Tensor) -> Float64[Tensor, "vocab rows"]:
-        """The distribution of the token that a state emits."""
+    def _tokens(self, state: Tensor, evidence: Float64[Tensor, "vocab rows"]) -> Float64[Tensor, "vocab rows"]:
+        """The distribution of a position's token, from that of the state, which has taken the evidence in."""
 
     @abc.abstractmethod
-    def _first_tokens(self, state: Tensor, length: int) -> Float64[Tensor, "first vocab rows"]:
+    def _first_tokens(self, state: Tensor, evidence: Tensor) -> Float64[Tensor, "first vocab rows"]:
         """The distributions of the tokens that the first step consumed."""
 
     def check_length(self, length: int) -> None:
         if length < 1:
             raise InputError("A sequence must hold at least one token.")
 
-    def posterior(self, tokens: Tokens) -> Posterior:
-        parts = [self._posterior(chunk) for chunk in tokens.split(CHUNK)]
+    def given(self, evidence: Evidence) -> Posterior:
+        parts = [self._given(chunk.permute(1, 2, 0).contiguous()) for chunk in evidence.split(CHUNK)]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
-    def _posterior(self, tokens: Tokens) -> Posterior:
-        evidence = _evidence(tokens, self.vocab_size).permute(1, 2, 0).contiguous()
+    def _given(self, evidence: Float64[Tensor, "length vocab rows"]) -> Posterior:
         states, log_evidence = self._filter(evidence)
         steps = len(states) - 1
         future = torch.ones_like(states[-1])
         found: list[Tensor] = []
         for step in range(steps, 0, -1):
-            found.append(_normalised(self._tokens(states[step] * future)))
-            future, _ = _scaled(self._backward(future, evidence[len(evidence) - 1 - steps + step]))
-        first = _normalised(self._first_tokens(states[0] * future, len(evidence)))
-        smoothed = torch.cat([first, *(part.unsqueeze(0) for part in reversed(found))])
-        visible = tokens.T.unsqueeze(1) != self.mask_token
-        probabilities = torch.where(visible, evidence, smoothed).permute(2, 0, 1)
-        return log_evidence, probabilities * (log_evidence > -math.inf)[:, None, None]
+            here = evidence[len(evidence) - 1 - steps + step]
+            found.append(_normalised(self._tokens(states[step] * future, here)))
+            future, _ = _scaled(self._backward(future, here))
+        first = _normalised(self._first_tokens(states[0] * future, evidence))
+        smoothed = torch.cat([first, *(part.unsqueeze(0) for part in reversed(found))]).permute(2, 0, 1)
+        return log_evidence, smoothed * (log_evidence > -math.inf)[:, None, None]
 
     def _filter(self, evidence: Float64[Tensor, "length vocab rows"]) -> tuple[list[Tensor], Float64[Tensor, " rows"]]:
         """The forward variables of all steps and the log of their scales, which is the log-probability of the row."""
@@ -331,11 +328,13 @@ class HiddenMarkov(_Chain):
     def _backward(self, future: Tensor, evidence: Tensor) -> Tensor:
         return self.transitions @ (future * (self.emissions @ evidence))
 
-    def _tokens(self, state: Tensor) -> Tensor:
-        return self.emissions.T @ state
+    def _tokens(self, state: Tensor, evidence: Tensor) -> Tensor:
+        taken_in = self.emissions @ evidence
+        before = state / torch.where(taken_in > 0, taken_in, 1.0)
+        return evidence * (self.emissions.T @ before)
 
-    def _first_tokens(self, state: Tensor, length: int) -> Tensor:
-        return self._tokens(state).unsqueeze(0)
+    def _first_tokens(self, state: Tensor, evidence: Tensor) -> Tensor:
+        return self._tokens(state, evidence[0]).unsqueeze(0)
 
     def __repr__(self) -> str:
         return f"HiddenMarkov(states={self.initial.numel()}, vocab_size={self.vocab_size})"
@@ -423,11 +422,11 @@ class MarkovChain(_Chain):
         new = future.view(-1, self.vocab_size, future.shape[-1]) * evidence
         return torch.bmm(self._step().transpose(1, 2), new).transpose(0, 1).reshape_as(future)
 
-    def _tokens(self, state: Tensor) -> Tensor:
+    def _tokens(self, state: Tensor, evidence: Tensor) -> Tensor:
         return state.view(-1, self.vocab_size, state.shape[-1]).sum(0)
 
-    def _first_tokens(self, state: Tensor, length: int) -> Tensor:
-        first = self._first_length(length)
+    def _first_tokens(self, state: Tensor, evidence: Tensor) -> Tensor:
+        first = self._first_length(len(evidence))
         block = state.view(*(self.vocab_size,) * first, state.shape[-1])
         return torch.stack(
             [block.sum([a for a in range(first) if a != axis]) if first > 1 else block for axis in range(first)]

@@ -108,6 +108,11 @@ class Cosine(Schedule):
         return 2 * (1 - self.end) * torch.sin(math.pi / 4 * t).square()
 
 
+def log_expm1(total: Numbers) -> Numbers:
+    """log(exp(total) - 1) = log(level / (1 - level)), without overflow where the total is large."""
+    return total + torch.log(-torch.expm1(-total))
+
+
 def _check_end(end: float) -> None:
     if not 0 < end < 1:
         raise InputError(f"The probability of survival at t = 1 must lie between 0 and 1, got {end}.")

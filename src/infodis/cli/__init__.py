@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from infodis import __version__
-from infodis.cli import bench, doctor, models
+from infodis.cli import bench, bounds, curve, doctor, models
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InfodisError
 
@@ -18,7 +18,15 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(bench.bench, name="bench")
-for command in (doctor.doctor, models.perplexity, models.sample, models.train, models.export):
+for command in (
+    doctor.doctor,
+    models.perplexity,
+    bounds.bounds,
+    curve.curve,
+    models.sample,
+    models.train,
+    models.export,
+):
     app.command()(command)
 
 

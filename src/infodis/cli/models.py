@@ -27,6 +27,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="At most so many rows per forward pass.")]
 Dtype = Annotated[str, typer.Option(help="What the network computes in: float32, bfloat16 or float16.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+ChatTemplate = Annotated[bool, typer.Option("--chat-template", help="Put prompts into the model's chat template.")]
 TokenizerName = Annotated[
     str | None,
     typer.Option(help="For models that come without one: text8, dna, characters:<alphabet>, or a tokenizer.json."),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from infodis.nets.network import Features, Network, Places, Tokens
 from infodis.nets.transformer import Embedding, Hidden, Rotation, Shape, attend, feed_forward, rotation
+from infodis.schedule import log_expm1
 
 Noise = Literal["absorbing", "uniform"]
 Condition = Float[Tensor, "rows condition"]
@@ -47,7 +48,7 @@ class SEDD(Network):
         """
         scores = self.output_layer.linear(self.hidden(tokens, sigma)).float()
         if self.scaled:
-            offset = torch.log(torch.expm1(sigma.float())) + math.log(scores.shape[-1] - 1)
+            offset = log_expm1(sigma.float()) + math.log(scores.shape[-1] - 1)
             scores = scores - offset[:, None, None]
         return scores.scatter(-1, tokens.unsqueeze(-1), 0.0)
 

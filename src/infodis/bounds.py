@@ -1,0 +1,516 @@
+"""What a predictor says about a sequence when its conditionals disagree: one number per reveal order, and bounds.
+
+The chain rule along a reveal order gives a likelihood. If the conditionals come from one joint distribution, all orders
+give the same; a learned network's do not. A model that draws its order at random has the **mixture** of them as its
+likelihood, `mixture_nll`: -log of the mean over orders of exp(-order_nll). It cannot be estimated without bias, but it
+can be enclosed, from the same random orders:
+
+    tangent_nll <= mixture_nll <= importance_nll <= nll
+
+All four are equal if the conditionals agree. Short targets are not sampled: where all masks cost no more forward rows
+than the orders would, all orders are summed and everything is exact.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import SupportsIndex
+
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from infodis.batching import Batching, converse
+from infodis.errors import InputError
+from infodis.estimate import CHUNK, WINDOW, Replicated, Request, Tokens, check_seed, read_items
+from infodis.item import Item, Positions
+from infodis.observe import Asker, Conversation, Observations
+from infodis.predictor import Predictor, gather_surprisal
+from infodis.rng import stream
+
+TOGETHER = 16
+"""Sequences worked on at a time: enough to fill batches, few enough to show progress."""
+
+DISTRIBUTIONS = 2**24
+"""Probabilities (rows x length x vocabulary) held at a time to find the most confident position."""
+
+LARGEST_EXPONENT = 200.0
+"""Of a weight relative to the mean of the others. Past it a tangent bound says nothing, finite or not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A number and its standard error."""
+
+    value: float
+    standard_error: float
+
+    @staticmethod
+    def mean(values: Float64[Tensor, " draws"]) -> "Measured":
+        """The mean of independent draws; no error for a single one, or where the mean is infinite."""
+        value, count = float(values.mean()), values.numel()
+        known = count == 1 or math.isinf(value)
+        return Measured(value, 0.0 if known else float(values.std()) / math.sqrt(count))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bound(Replicated):
+    """A quantity in nats with one line that says what it is. `evaluations` are the forward rows that it rests on.
+
+    Quantities of one call share rows, so what was spent in all is `Bounds.evaluations`, not a sum of these.
+    """
+
+    meaning: str
+
+    def __repr__(self) -> str:
+        error = f"standard_error={self.standard_error:.2g}, evaluations={self.evaluations}"
+        return f"Bound({self.quantity} = {self.value:.4f} nats, {error}; {self.meaning})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bounds:
+    """What reveal orders say about one sequence."""
+
+    item: Item
+    nll: Bound
+    importance_nll: Bound
+    tangent_nll: Bound
+    mixture_nll: Bound | None
+    """Known exactly, or only by its bounds."""
+    left_to_right: Bound
+    most_confident_first: Bound
+    spread: Measured
+    """The standard deviation of order_nll over orders."""
+    evaluations: int
+    """Forward rows spent on all of it."""
+
+    @property
+    def quantities(self) -> tuple[Bound, ...]:
+        """All that were found, the upper bounds of mixture_nll first."""
+        found = (self.nll, self.importance_nll, self.mixture_nll, self.tangent_nll)
+        return (*(bound for bound in found if bound is not None), self.left_to_right, self.most_confident_first)
+
+    @property
+    def tokens(self) -> int:
+        """The size of the target."""
+        return self.item.target.numel()
+
+    @property
+    def exact(self) -> bool:
+        """True if all orders were summed."""
+        return self.mixture_nll is not None
+
+    @property
+    def least_gap(self) -> Measured:
+        """A lower bound of the Jensen gap nll - mixture_nll: nll - importance_nll, on the same orders."""
+        if self.nll.impossible:
+            return Measured(math.inf if math.isfinite(self.likeliest) else 0.0, 0.0)
+        groups = self.nll.replicates.unflatten(0, (self.importance_nll.replicates.numel(), -1))
+        return Measured.mean(groups.mean(1) - self.importance_nll.replicates)
+
+    @property
+    def most_gap(self) -> Measured:
+        """An upper bound of the Jensen gap nll - mixture_nll: nll - tangent_nll, on the same orders."""
+        if self.nll.impossible:
+            return Measured(math.inf, 0.0)
+        return Measured.mean(self.nll.replicates - self.tangent_nll.replicates)
+
+    @property
+    def likeliest(self) -> float:
+        """The least order_nll met; where all orders were summed, their mixture_nll."""
+        return float(self.nll.replicates.min()) if self.mixture_nll is None else self.mixture_nll.value
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{b.quantity} = {b.value:.4f} +- {b.standard_error:.2g}" for b in self.quantities)
+        return f"Bounds({numbers}, in nats; tokens={self.tokens}, evaluations={self.evaluations})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How many reveal orders to draw, and how many of them an importance-weighted bound averages at a time."""
+
+    orders: int = 32
+    particles: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("orders", "particles"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not hasattr(number, "__index__"):
+                raise InputError(f"{name} must be a whole number, got {number!r}.")
+        if self.orders < 4:
+            raise InputError(f"Bounds need at least 4 orders, two for each half, got {self.orders}. Raise orders.")
+        if self.particles < 1:
+            raise InputError(f"A group must hold at least one order, got particles={self.particles}.")
+        if self.orders % self.particles or self.orders < 2 * self.particles:
+            wanted = self.particles * max(2, -(-self.orders // self.particles))
+            raise InputError(
+                f"A standard error needs two or more groups of {self.particles} orders (particles) each, none of them "
+                f"cut short; {self.orders} orders do not make them. Ask for orders={wanted}, or for fewer particles."
+            )
+
+    @property
+    def groups(self) -> int:
+        return self.orders // self.particles
+
+    def enumerates(self, length: int) -> bool:
+        """Whether all masks of a target take no more rows than the orders would."""
+        return 2**length - 1 <= self.orders * (length - 1) + 1
+
+
+def bounds(
+    predictor: Predictor,
+    tokens: Tokens,
+    *,
+    target: Positions | Sequence[Positions] | None = None,
+    context: Positions | Sequence[Positions] | None = None,
+    orders: int = 32,
+    particles: int = 8,
+    seed: SupportsIndex = 0,
+    batch_size: int | None = None,
+) -> "Bounds | list[Bounds]":
+    """What reveal orders say about target tokens given context tokens: `nll`, bounds of `mixture_nll`, single orders.
+
+    - `nll`: the mean over orders of the chain-rule sum [eq:nll], from independent uniform orders.
+    - `importance_nll`: the mean over groups of K = `particles` independent orders of -log of their mean likelihood
+      [eq:importance]. An upper bound of mixture_nll that falls from nll (K = 1) towards it.
+    - `tangent_nll`: a lower bound of mixture_nll, by a tangent to the logarithm [eq:tangent].
+    - `left_to_right`, `most_confident_first`: the chain rule along these orders, exactly.
+    - `mixture_nll` itself where 2^m - 1 masks take no more rows than the orders would: then all orders are summed, the
+      bounds meet, and nothing has an error. Otherwise None.
+
+    Bounds hold in expectation; every estimate has its standard error beside it. The likelihood of an order is the
+    exponential of a sum of many terms, so likelihoods are **heavy-tailed**: with a spread of several nats a few orders
+    nobody drew may hold most of the mixture. `tangent_nll` then looks too high and its standard error too small, until
+    such an order is met; `importance_nll` is merely loose. Raise `orders` and `particles` until they stay put.
+
+    If an order meets a probability of zero, `nll` and `importance_nll` are infinite, for certain: a group may hold
+    that order alone. `mixture_nll` need not be; `tangent_nll` stays finite.
+
+    Args:
+        predictor: any `Predictor`.
+        tokens: one sequence of token ids, or many of any lengths; many give a list.
+        target, context: positions, as for `nll`.
+        orders: drawn for each sequence. An order takes m forward rows; all share the fully masked one.
+        particles: orders in a group, K. At least two groups must fit into `orders`, with none left over.
+        seed: the same seed gives the same orders for the same sequence in any company.
+        batch_size: at most so many rows per call of the predictor. It changes no result.
+
+    >>> from infodis import oracle
+    >>> chain = oracle.MarkovChain.random(order=2, vocab_size=4, seed=1)
+    >>> found = bounds(chain, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3])
+    >>> abs(found.nll.value - found.tangent_nll.value) < 1e-9  # an oracle's conditionals agree
+    True
+    """
+    plan, number = Plan(orders, particles), check_seed(seed)
+    items, single = read_items(tokens, target=target, context=context)
+    found = bound_items(predictor, items, plan, seed=number, batch_size=batch_size)
+    return found[0] if single else found
+
+
+def bound_items(
+    predictor: Predictor,
+    items: Sequence[Item],
+    plan: Plan,
+    *,
+    seed: int,
+    batch_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Bounds]:
+    """Bounds of many items. Equal ones meet equal orders and are looked at once.
+
+    `progress` hears how many are done, and of how many.
+    """
+    check_items(predictor, items)
+    rows = Request(batch_size=batch_size).batch_size
+    distinct = {item.key: item for item in items}
+    waiting = sorted(distinct.values(), key=lambda item: item.length)
+    found: dict[int, Bounds] = {}
+    for start in range(0, len(waiting), TOGETHER):
+        some = waiting[start : start + TOGETHER]
+        confident = most_confident_first(predictor, some, batch_size=rows)
+        conversations = (
+            bounding(predictor, item, plan, one, seed=seed) for item, one in zip(some, confident, strict=True)
+        )
+        for item, one in zip(some, converse(conversations, _batching(some, plan, rows)), strict=True):
+            found[item.key] = one
+            if progress is not None:
+                progress(len(found), len(waiting))
+    return [found[item.key] for item in items]
+
+
+def check_items(predictor: Predictor, items: Sequence[Item]) -> None:
+    """Raise `InputError` if an item holds what the predictor does not know; many are told apart by number."""
+    for number, item in enumerate(items):
+        try:
+            item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
+        except InputError as error:
+            raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None
+
+
+def _batching(items: Sequence[Item], plan: Plan, rows: int | None) -> Batching:
+    longest = max(item.target.numel() for item in items)
+    largest = max(longest**2, min(CHUNK, plan.orders * longest**2))  # entries of a question
+    return Batching(rows, together=max(1, WINDOW // largest))
+
+
+def bounding(predictor: Predictor, item: Item, plan: Plan, confident: Bound, *, seed: int) -> Conversation[Bounds]:
+    """The conversation that bounds one item."""
+    asker = Asker.of(predictor, [item])
+    if plan.enumerates(item.target.numel()):
+        return (yield from _exact(asker, item, confident, seed))
+    return (yield from _sampled(asker, item, plan, confident, seed))
+
+
+def _sampled(asker: Asker, item: Item, plan: Plan, confident: Bound, seed: int) -> Conversation[Bounds]:
+    """Bounds from random orders: all of them from the same ones."""
+    length = item.target.numel()
+    turns = draw_turns(item, plan.orders, seed=seed)
+    seen = Observations.none(1, length)
+    costs, seen = yield from follow(asker, turns, seen)
+    spent = int(seen.cost[0])
+    along, seen = yield from follow(asker, torch.arange(length).unsqueeze(0), seen)
+
+    def bound(quantity: str, replicates: Tensor, meaning: str) -> Bound:
+        return Bound(quantity, replicates, spent, seed, "budget spent", meaning)
+
+    grouped = f"{plan.particles} orders; upper bound of mixture_nll"
+    return Bounds(
+        item,
+        bound("nll", costs, "mean over reveal orders; upper bound of mixture_nll"),
+        bound("importance_nll", _certain(importance(costs, plan.groups), costs), f"mixture of {grouped}"),
+        bound("tangent_nll", tangent(costs), "tangent to the logarithm; lower bound of mixture_nll"),
+        None,
+        _single("left-to-right", along, length, seed),
+        confident,
+        _spread(costs),
+        int(seen.cost[0]) + confident.evaluations,
+    )
+
+
+def _exact(asker: Asker, item: Item, confident: Bound, seed: int) -> Conversation[Bounds]:
+    """Bounds from all masks, which hold all orders."""
+    length = item.target.numel()
+    masked = _subsets(length)[1:]
+    answer = yield from asker.ask(torch.zeros(len(masked), dtype=torch.int64), masked)
+    mean, deviation, mixture = sum_orders(answer)
+    steps = torch.arange(length)
+    along = answer[2**length - 2**steps - 1, steps].sum().reshape(1)  # step s masks s, s + 1, ... : bits of the number
+
+    def bound(quantity: str, value: float, meaning: str) -> Bound:
+        return Bound(quantity, torch.tensor([value], dtype=torch.float64), len(masked), seed, "exact", meaning)
+
+    met = "meets mixture_nll: all orders are in it"
+    return Bounds(
+        item,
+        bound("nll", mean, "mean over reveal orders; upper bound of mixture_nll"),
+        bound("importance_nll", mixture, f"upper bound; {met}"),
+        bound("tangent_nll", mixture, f"lower bound; {met}"),
+        bound("mixture_nll", mixture, "likelihood of a model that draws its order"),
+        _single("left-to-right", along, length, seed),
+        confident,
+        Measured(deviation, 0.0),
+        len(masked) + confident.evaluations,
+    )
+
+
+def _single(order: str, value: Float64[Tensor, " one"], evaluations: int, seed: int) -> Bound:
+    """The chain rule along one order [eq:order-nll]."""
+    name = f"order_nll_{order.replace('-', '_')}"
+    return Bound(name, value, evaluations, seed, "exact", f"chain rule {order}; no bound")
+
+
+def draw_turns(item: Item, orders: int, *, seed: int) -> Int[Tensor, "orders target"]:
+    """Independent uniform orders, each from its own stream: for every target position the step that reveals it."""
+    length = item.target.numel()
+    return torch.stack(
+        [torch.randperm(length, generator=stream(seed, item.key, "order", number)) for number in range(orders)]
+    )
+
+
+def follow(
+    asker: Asker, turns: Int[Tensor, "orders target"], seen: Observations
+) -> Conversation[tuple[Float64[Tensor, " orders"], Observations]]:
+    """The order_nll of some orders of a single item, a few orders at a time, and what was seen [eq:order-nll]."""
+    length = turns.shape[1]
+    costs = []
+    for block in turns.split(max(1, CHUNK // length**2)):
+        masked = block.unsqueeze(1) >= torch.arange(length).unsqueeze(-1)
+        seen = yield from seen.extend(asker, masked.flatten(0, 1).unsqueeze(0))
+        surprisal = seen.surprisal[0, -len(block) * length :].unflatten(0, (len(block), length))
+        costs.append(surprisal.gather(1, block.unsqueeze(1)).squeeze(1).sum(-1))
+        seen = _remembered(seen)
+    return torch.cat(costs), seen
+
+
+def _remembered(seen: Observations) -> Observations:
+    """All rows while they are few; of many only the first, fully masked one: long targets share hardly any other."""
+    if seen.masked.numel() <= CHUNK:
+        return seen
+    return Observations(seen.masked[:, :1], seen.surprisal[:, :1], seen.cost)
+
+
+def _certain(replicates: Float64[Tensor, " replicates"], costs: Float64[Tensor, " orders"]) -> Tensor:
+    """Infinite everywhere if one order is impossible: then the expectation is infinite, whatever else was drawn."""
+    return torch.full_like(replicates, math.inf) if bool(costs.isinf().any()) else replicates
+
+
+def importance(costs: Float64[Tensor, " orders"], groups: int) -> Float64[Tensor, " groups"]:
+    """-log of the mean likelihood of each group of orders [eq:importance]."""
+    grouped = costs.unflatten(0, (groups, -1))
+    return math.log(grouped.shape[1]) - torch.logsumexp(-grouped, dim=1)
+
+
+def tangent(costs: Float64[Tensor, " orders"]) -> Float64[Tensor, " orders"]:
+    """What each order contributes to a lower bound of mixture_nll, given psi from the other half [eq:tangent].
+
+    Log p <= log psi + p / psi - 1 for the mixture likelihood p and any psi > 0. A likelihood w of an order in the one
+    half is unbiased for p, whatever psi the other half gave. Orders of one half share psi, so that their contributions
+    are only nearly independent; psi is near the best one where the bound is flat, so that matters in second order only.
+    """
+    half = len(costs) // 2
+    log_psi = torch.cat(
+        [tangent_point(costs[half:]).expand(half), tangent_point(costs[:half]).expand(len(costs) - half)]
+    )
+    return 1 - log_psi - (-costs - log_psi).clamp(max=LARGEST_EXPONENT).exp()
+
+
+def tangent_point(costs: Float64[Tensor, " orders"]) -> Float64[Tensor, ""]:
+    """Log psi: the mean likelihood of some orders, raised by the squared relative error of that mean (at most 1).
+
+    Too small a psi costs exponentially, too large a one only logarithmically; 1 + that square is the best factor for
+    small errors. If all of them are impossible, psi = 1.
+    """
+    count = len(costs)
+    if bool(costs.isinf().all()):
+        return torch.zeros((), dtype=torch.float64)
+    shares = torch.softmax(-costs, dim=0)
+    doubt = (count * shares.square().sum() - 1) / (count - 1)
+    return torch.logsumexp(-costs, dim=0) - math.log(count) + doubt.log1p()
+
+
+def _spread(costs: Float64[Tensor, " orders"]) -> Measured:
+    """The standard deviation over orders, its error by the fourth moment."""
+    if bool(costs.isinf().any()):
+        return Measured(math.inf, 0.0)
+    squares = (costs - costs.mean()).square() * len(costs) / (len(costs) - 1)
+    variance = Measured.mean(squares)
+    deviation = math.sqrt(variance.value)
+    return Measured(deviation, variance.standard_error / (2 * deviation) if deviation else 0.0)
+
+
+def _subsets(length: int) -> Bool[Tensor, "subsets length"]:
+    """All subsets of some positions; bit i of a subset's number says whether it holds position i."""
+    return (torch.arange(2**length).unsqueeze(-1) >> torch.arange(length)) & 1 == 1
+
+
+def sum_orders(surprisal: Float64[Tensor, "masks target"]) -> tuple[float, float, float]:
+    """Mean and standard deviation of order_nll over all orders, and mixture_nll, from the surprisals of all masks.
+
+    Not order by order, of which there are m!, but mask by mask, from small masks to large ones: what is left to reveal
+    after i is an order of the mask without i.
+    """
+    length = surprisal.shape[1]
+    masks = _subsets(length)
+    mean, variance, log_likelihood = torch.zeros(3, 2**length, dtype=torch.float64)
+    for size in range(1, length + 1):
+        numbers = (masks.sum(-1) == size).nonzero().squeeze(1)
+        position = masks[numbers].nonzero()[:, 1].view(-1, size)
+        rest = numbers.unsqueeze(1) - 2**position
+        cost = surprisal[numbers - 1].gather(1, position)
+        whole = cost + mean[rest]
+        mean[numbers] = whole.mean(1)
+        variance[numbers] = variance[rest].mean(1) + whole.var(1, correction=0)
+        log_likelihood[numbers] = torch.logsumexp(log_likelihood[rest] - cost, dim=1) - math.log(size)
+    deviation = math.inf if mean[-1].isinf() else math.sqrt(float(variance[-1]))
+    return float(mean[-1]), deviation, -float(log_likelihood[-1])
+
+
+def most_confident_first(predictor: Predictor, items: Sequence[Item], *, batch_size: int | None = None) -> list[Bound]:
+    """The chain rule along the order that reveals the most certain position first, for many items in step."""
+    found: dict[int, Bound] = {}
+    for numbers in _lockstep(items, predictor.vocab_size, batch_size):
+        for number, bound in zip(numbers, _confident(predictor, [items[n] for n in numbers]), strict=True):
+            found[number] = bound
+    return [found[number] for number in range(len(items))]
+
+
+def _lockstep(items: Sequence[Item], vocab_size: int, batch_size: int | None) -> Iterator[list[int]]:
+    """Numbers of items of one length, as many as may be asked about at a time."""
+    lengths: dict[int, list[int]] = {}
+    for number, item in enumerate(items):
+        lengths.setdefault(item.length, []).append(number)
+    for length, members in lengths.items():
+        step = max(1, min(DISTRIBUTIONS // (length * vocab_size), batch_size or len(members)))
+        for start in range(0, len(members), step):
+            yield members[start : start + step]
+
+
+@torch.no_grad()
+def _confident(predictor: Predictor, items: list[Item]) -> list[Bound]:
+    """Reveal the most certain target position of every item, again and again."""
+    tokens, hidden = (torch.stack([getattr(item, name) for item in items]) for name in ("clean", "hidden"))
+    wanted = torch.zeros_like(hidden)
+    for row, item in zip(wanted, items, strict=True):
+        row[item.target] = True
+    hidden = hidden | wanted
+    costs = torch.zeros(len(items), dtype=torch.float64)
+    evaluations = torch.zeros(len(items), dtype=torch.int64)
+    while (going := (hidden & wanted).any(1).logical_and(costs.isfinite()).nonzero().squeeze(1)).numel():
+        asked, clean = hidden[going], tokens[going]
+        answer = predictor.log_conditionals(torch.where(asked, predictor.mask_token, clean))
+        surprisal = gather_surprisal(answer, clean, asked, vocab_size=predictor.vocab_size).cpu().double()
+        confidence = torch.where(asked & wanted[going], answer.max(-1).values.cpu().double(), -math.inf)
+        chosen = confidence.argmax(1, keepdim=True)
+        costs[going] += surprisal.gather(1, chosen).squeeze(1)
+        evaluations[going] += 1
+        hidden[going] = asked.scatter(1, chosen, False)
+    return [
+        _single("most-confident-first", cost.reshape(1), int(n), 0) for cost, n in zip(costs, evaluations, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Average:
+    """One quantity over many sequences, in nats."""
+
+    quantity: str
+    meaning: str
+    rows: int
+    tokens: int
+    total: float
+    order_error: float
+    """Of `total`, from the orders drawn: what more orders would remove."""
+    row_error: float | None
+    """Of `total` as a stand-in for other rows of the same kind and number, from their spread; None for a single row."""
+    token_error: float | None
+    """The same for `total` given the number of tokens: the error that belongs to a cost per token."""
+
+
+def average(found: Sequence[Bounds]) -> list[Average]:
+    """The quantities that all of some sequences have, added up over them."""
+    if not found:
+        raise InputError("There is nothing to average: no sequences were given.")
+    common = [b.quantity for b in found[0].quantities if all(b.quantity in _by_name(other) for other in found)]
+    return [_average([_by_name(one)[quantity] for one in found], found) for quantity in common]
+
+
+def _by_name(found: Bounds) -> dict[str, Bound]:
+    return {bound.quantity: bound for bound in found.quantities}
+
+
+def _average(parts: Sequence[Bound], found: Sequence[Bounds]) -> Average:
+    values = torch.tensor([part.value for part in parts], dtype=torch.float64)
+    tokens = torch.tensor([one.tokens for one in found], dtype=torch.float64)
+    total = float(values.sum())
+    errors: dict[int, float] = {}
+    for one, part in zip(found, parts, strict=True):  # equal sequences met equal orders: their errors add up
+        errors[one.item.key] = errors.get(one.item.key, 0.0) + part.standard_error
+    spreads = [values - values.mean(), values - values.sum() / tokens.sum() * tokens]
+    count = len(parts)
+    single = count < 2 or math.isinf(total)
+    by_row, by_token = (
+        None if single else math.sqrt(float(spread.square().sum()) * count / (count - 1)) for spread in spreads
+    )
+    meaning = next((part.meaning for part in parts if part.stopped != "exact"), parts[0].meaning)
+    order_error = math.sqrt(sum(error**2 for error in errors.values()))
+    return Average(parts[0].quantity, meaning, count, int(tokens.sum()), total, order_error, by_row, by_token)

@@ -1,0 +1,141 @@
+"""`infodis curve`: where the information of texts lies, along the noise level and between tokens."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from infodis.cli.models import BatchSize, ChatTemplate, Device, Dtype, ModelName, Seed, TokenizerName, TrustRemoteCode
+from infodis.cli.screen import check_places, console, progress_console
+from infodis.errors import InputError
+
+if TYPE_CHECKING:
+    from infodis.information import Band, Profile, TextProfile
+    from infodis.model import Model
+
+LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Noise levels in the table; the picture shows all."""
+
+
+def curve(
+    input: Annotated[
+        Path, typer.Argument(help="JSONL with text, or prompt and response, or tokens; or a text a line.")
+    ],
+    model: ModelName = "text8-tiny",
+    evaluations: Annotated[int, typer.Option(min=1, help="Forward rows per text.")] = 64,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read so many texts. Default: all.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSONL file for one record per text.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="SVG, PNG or PDF file for a picture.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Print how many tokens to reveal in each of so many sampling steps.")
+    ] = None,
+    chat_template: ChatTemplate = False,
+    tokenizer: TokenizerName = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+    trust_remote_code: TrustRemoteCode = False,
+    batch_size: BatchSize = None,
+) -> None:
+    """How much a noised text still tells, level by level; what its tokens have in common; with standard errors.
+
+    Prompts stay visible, only responses are noised.
+
+    Example: [bold]infodis curve texts.jsonl --model text8-tiny --limit 100 --plot curve.svg[/bold]
+    """
+    from infodis import information
+    from infodis.data import tokenizer_named
+    from infodis.inputs import entries
+    from infodis.model import load
+
+    check_places(out, plot)
+    words = None if tokenizer is None else tokenizer_named(tokenizer)
+    loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
+    found = list(entries(input, limit=limit))
+    if not found:
+        raise InputError(f"{input} holds no texts.")
+    rows = [entry.row(loaded, chat=chat_template) for entry in found]
+    if steps is not None:
+        _check_steps(steps, {row.target.numel() for row in rows})
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("texts"), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=progress_console, transient=True) as bar:
+        task = bar.add_task("", total=len(rows))
+        profile = information.profile(
+            loaded,
+            [row.tokens for row in rows],
+            target=[row.target for row in rows],
+            context=[row.context for row in rows],
+            evaluations=evaluations,
+            seed=seed,
+            batch_size=batch_size,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    console.print(_table(profile, loaded, title=f"{input.name} under {model}"))
+    if steps is not None:
+        counts = profile.schedule(steps)
+        cost = information.unmasking_cost(profile.surprisals(), counts) / math.log(2)
+        typer.echo(f"Reveal {', '.join(map(str, counts))} tokens: {cost:.1f} bits a text more than one by one.")
+    if out is not None:
+        _write(out, [_record(entry.id, text, loaded) for entry, text in zip(found, profile.texts, strict=True)])
+    if plot is not None:
+        information.draw_curve(profile, plot, title=f"{input.name} under {model}")
+
+
+def _check_steps(steps: int, lengths: set[int]) -> None:
+    """Told before the work."""
+    if len(lengths) > 1:
+        raise InputError(
+            f"--steps needs texts of one length, these have {min(lengths)} to {max(lengths)} tokens to noise. "
+            "Cut them, or leave --steps out."
+        )
+    if steps > max(lengths):
+        raise InputError(f"--steps must be at most {max(lengths)}, the tokens of a text, got {steps}.")
+
+
+def _table(profile: "Profile", model: "Model", *, title: str) -> Table:
+    table = Table("bits per token", "value", "error, masks", "error, texts and masks", title=escape(title))
+    for name, band in (
+        ("nll", profile.nll),
+        ("total correlation", profile.total_correlation),
+        ("dual total correlation", profile.dual_total_correlation),
+    ):
+        table.add_row(name, *_numbers(band, ()))
+    left = profile.curve(LEVELS)
+    for place, level in enumerate(LEVELS):
+        table.add_row(f"information left at level {level:g}", *_numbers(left, (place,)))
+    counts = f"{len(profile.texts):,} texts, {profile.tokens:,} tokens, {profile.evaluations:,} forward rows"
+    table.caption = escape(f"{counts}\nmodel {model.fingerprint}")
+    return table
+
+
+def _numbers(band: "Band", place: tuple[int, ...]) -> list[str]:
+    """One number of a band with its errors, in bits."""
+    parts = (band.value, band.monte_carlo_error, band.sampling_error)
+    return ["" if part is None else f"{float(part[place]) / math.log(2):.4f}" for part in parts]
+
+
+def _record(id: int | str, text: "TextProfile", model: "Model") -> dict[str, Any]:
+    """In nats."""
+    groups = text.groups()
+    record: dict[str, Any] = {"id": id, "tokens": text.tokens, "evaluations": text.evaluations}
+    for found in (text.nll, text.total_correlation, text.dual_total_correlation):
+        record |= {found.quantity: found.value, f"{found.quantity}_standard_error": found.standard_error}
+    error = groups.std(0) / math.sqrt(len(groups)) if len(groups) > 1 else 0 * groups[0]
+    return record | {
+        "group_tops": text.tops.tolist(),
+        "surprisal": groups.mean(0).tolist(),
+        "surprisal_standard_error": error.tolist(),
+        "seed": text.seed,
+        "model": model.fingerprint,
+    }
+
+
+def _write(path: Path, records: list[dict[str, Any]]) -> None:
+    from infodis.files import atomic_text
+
+    atomic_text(path, "".join(json.dumps(record) + "\n" for record in records))
