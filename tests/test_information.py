@@ -397,7 +397,7 @@ def test_curve_command(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--plot", "curve.txt"], "draws .svg"),
+        (["--plot", "curve.txt"], "ends in .svg"),
         (["--out", "nowhere/out.jsonl"], "no directory nowhere"),
         (["--steps", "3"], "4 to 9 tokens"),
         (["--steps", "5", "--limit", "1"], "at most 4"),
