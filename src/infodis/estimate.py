@@ -193,6 +193,10 @@ class Request:
                 found += [rows] if 2 * rows <= first and 8 * rows <= self.rows else []
         return found
 
+    def entries(self, length: int) -> int:
+        """Mask entries of what most items of that length begin with."""
+        return length * (self.glances(length) or [self.first_rows(length)])[0]
+
     def first_rows(self, length: int) -> int:
         """What to spend before looking at the standard error for the first time."""
         if self.standard_error is not None:
@@ -318,9 +322,8 @@ def estimate_items(
         estimating(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])
         for group in groups
     )
-    largest = max(len(group) * request.first_rows(items[group[0]].target.numel()) for group in groups)
-    longest = max(item.target.numel() for item in items)
-    batching = Batching(request.batch_size, together=max(1, WINDOW // (largest * longest)))
+    largest = max(len(group) * request.entries(items[group[0]].target.numel()) for group in groups)
+    batching = Batching(request.batch_size, together=max(1, WINDOW // largest))
     found: dict[int, Estimate] = {}
     for group, estimates in zip(groups, converse(conversations, batching), strict=True):
         found |= dict(zip(group, estimates, strict=True))

@@ -170,6 +170,6 @@ class _Today:
         return float((cost * weight[masked]).sum())
 
     def seconds_to(self, asked: float, texts: list[Tensor], speed: float, errors: list[float]) -> float:
-        """By the draws that the variance of a draw calls for, at least one batch of copies."""
-        draws = [max(COPIES, DRAWS * (error / asked) ** 2) for error in errors]
-        return statistics.mean(draws) / speed
+        """By the batches that their variance calls for, at least two: one has no standard error."""
+        batches = [max(2, math.ceil(DRAWS / COPIES * (error / asked) ** 2)) for error in errors]
+        return statistics.mean(batches) * COPIES / speed
