@@ -119,6 +119,7 @@ def test_tiled_beats_the_paper_and_stratification(problems):
         assert strata / tiled > 1.2
 
 
+@pytest.mark.slow
 def test_controls_do_not_hurt(problems):
     """1,000 runs: at most 5 % worse, plus two standard errors (2.5 % each) of a ratio of errors on the same masks."""
     for problem in problems.values():
@@ -325,6 +326,7 @@ def test_bad_input_is_a_clear_error(call, error, words):
         call()
 
 
+@pytest.mark.slow
 def test_the_scale_of_the_priors_does_not_leak_against_enumeration(problems):
     """Priors scaled by all rows, the predicted ones included, once biased short runs of UniformCount (z = -8)."""
     outcome = measure(problems["sharp"], Request(UniformCount(), Neighbours(), 8), runs=6000)

@@ -40,6 +40,7 @@ def test_unbiased_against_exact(design, short):
     assert abs(float(error.mean())) < 4 * float(error.std()) / math.sqrt(150) + 1e-9
 
 
+@pytest.mark.slow
 def test_coupling_lowers_the_variance_of_related_sequences():
     """Edited responses, 200 runs: below for every design; with a control and unequal lengths, where the gain is small,
     not above by more than three standard errors of the ratio of two variances (0.14 each).
