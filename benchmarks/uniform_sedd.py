@@ -1,41 +1,65 @@
-"""A SEDD network under uniform noise, trained for a few minutes on the paper's toy: its dse_nll against the truth.
+"""A score network under uniform noise, trained for minutes on the paper's toy: its dse_nll against the truth.
 
-    python benchmarks/uniform_sedd.py
+    OMP_NUM_THREADS=1 python benchmarks/uniform_sedd.py
 
-Every step shows all 128 sequences, weighted by their probabilities, each under noise of its own. Prints the mean
-absolute error over the 128 sequences, and how much of it is Monte Carlo noise of the estimates.
+As SEDD: log-scores of all single changes, given the noise, trained by the score entropy. For eight letters three dense
+layers learn in minutes what a transformer takes hours for. Every step shows all 128 sequences, weighted by their
+probabilities, each under noise of its own. Prints the mean absolute error over the 128 sequences, and how much of it is
+Monte Carlo noise of the estimates.
 """
 
 import argparse
+import itertools
 import math
 import time
 
 import torch
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from infodis.dse import dse_nll, from_network
 from infodis.loss import ScoreEntropy
-from infodis.nets import SEDD, Shape, initialise
+from infodis.nets import initialise
 from infodis.oracle import Table
 from infodis.process import Uniform
 from infodis.rng import stream
 from infodis.schedule import LogLinear
 
-COPIES = 4
+COPIES, FREQUENCIES = 4, 16
 
 
-def train(table: Table, *, steps: int, rate: float, shape: Shape) -> SEDD:
-    """AdamW with a warm-up and a cosine decay; the averaged weights of the last stretch."""
-    network = SEDD(table.vocab_size, shape, noise="uniform")
+class ScoreNetwork(nn.Module):
+    """Log-scores of every letter at every position; 0 for the letter that is there."""
+
+    def __init__(self, vocab_size: int, length: int, width: int = 512) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        sizes = [vocab_size * length + 2 * FREQUENCIES, width, width, width]
+        layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.GELU())]
+        self.layers = nn.Sequential(*layers, nn.Linear(width, vocab_size * length))
+        nn.init.zeros_(self.layers[-1].weight)
+
+    def forward(self, tokens: Tensor, sigma: Tensor) -> Tensor:
+        level = -torch.expm1(-sigma).unsqueeze(-1)
+        angle = level * torch.arange(1, FREQUENCIES + 1) * math.pi / 2
+        letters = nn.functional.one_hot(tokens, self.vocab_size).float().flatten(1)
+        found = self.layers(torch.cat([letters, angle.cos(), angle.sin()], dim=1)).view(*tokens.shape, -1)
+        scores = found + level.log().unsqueeze(-1)  # where there is little noise, most changes lead away from data
+        return scores.scatter(-1, tokens.unsqueeze(-1), 0.0)
+
+
+def train(table: Table, *, steps: int, rate: float) -> nn.Module:
+    """AdamW with a warm-up and a linear decay; the averaged weights of the last stretch."""
+    network = ScoreNetwork(table.vocab_size, table.sequences.shape[1])
     initialise(network, generator=stream(0, "weights"))
     average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.AdamW(network.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0)
     tokens = table.sequences.repeat(COPIES, 1)
     weight = (table.probabilities * len(table.probabilities)).float().repeat(COPIES)
-    loss, begin = ScoreEntropy(LogLinear(), noise="uniform"), time.perf_counter()
+    loss, begin, total = ScoreEntropy(LogLinear(), noise="uniform"), time.perf_counter(), 0.0
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, step / 100) * 0.5 * (1 + math.cos(math.pi * step / steps))
+            group["lr"] = rate * min(1, step / 50) * (1 - (step - 1) / steps)
         order = torch.randperm(len(tokens), generator=stream(0, "order", step))  # strata of time meet all sequences
         value = (weight[order] * loss(network, tokens[order], generator=stream(0, "noise", step))).mean()
         optimizer.zero_grad()
@@ -43,24 +67,27 @@ def train(table: Table, *, steps: int, rate: float, shape: Shape) -> SEDD:
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         average.update_parameters(network)
-        if step % 250 == 0:
-            print(f"step {step}: loss {float(value.detach()):.3f}, {time.perf_counter() - begin:.0f} s", flush=True)
+        total += float(value.detach())
+        if step % 1000 == 0:
+            print(f"step {step}: loss {total / 1000:.3f}, {time.perf_counter() - begin:.0f} s", flush=True)
+            total = 0.0
     return average.module.eval()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=16_000)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--evaluations", type=int, default=2048)
+    parser.add_argument("--evaluations", type=int, default=8192)
     given = parser.parse_args()
     table, schedule = Table.dna(0), LogLinear()
-    network = train(table, steps=given.steps, rate=given.learning_rate, shape=Shape(96, 4, 4))
+    truth = torch.tensor([-table.log_prob(row) for row in table.sequences], dtype=torch.float64)
+    print(f"entropy of the data: {float((table.probabilities * truth).sum()):.3f} nats")
+    network = train(table, steps=given.steps, rate=given.learning_rate)
     until = float(schedule.total(torch.tensor(1.0).double()))
-    how = {"process": Uniform(table.vocab_size), "until": until, "evaluations": given.evaluations, "batch_size": 1024}
+    how = {"process": Uniform(table.vocab_size), "until": until, "evaluations": given.evaluations, "batch_size": 4096}
     found = [dse_nll(from_network(network), row, **how) for row in table.sequences]
-    truth = torch.tensor([-table.log_prob(row) for row in table.sequences])
-    values = torch.tensor([estimate.value for estimate in found])
+    values = torch.tensor([estimate.value for estimate in found], dtype=torch.float64)
     noise = sum(estimate.standard_error for estimate in found) / len(found)
     print(
         f"mean |estimated - true| {float((values - truth).abs().mean()):.4f} nats, mean difference "
