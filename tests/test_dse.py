@@ -103,7 +103,7 @@ def test_decomposition_against_exact_for_infinite_and_finite_noise(oracle, proce
     noisy, exact = NoisyOracle(oracle, process), -oracle.log_prob(TOKENS)
     for until in (math.inf, 0.8, 3.0):
         found = dse_nll(noisy, TOKENS, process=process, until=until, evaluations=MANY)
-        assert found.value == pytest.approx(exact, abs=1e-6)
+        assert found.value == pytest.approx(exact, abs=1e-7)
         assert found.standard_error == 0
         assert float(found.per_token.sum()) == pytest.approx(found.value)
 
@@ -114,7 +114,7 @@ def test_conditional_decomposition_against_exact(oracle, process):
     noisy = NoisyOracle(oracle, process)
     for until in (math.inf, 0.8):
         found = dse_nll(noisy, TOKENS, process=process, context=[1], until=until, evaluations=MANY)
-        assert found.value == pytest.approx(-oracle.log_prob(TOKENS, context=[1]), abs=1e-6)
+        assert found.value == pytest.approx(-oracle.log_prob(TOKENS, context=[1]), abs=1e-7)
 
 
 def test_masking_leaves_positions_out_as_nll_does():
