@@ -36,6 +36,8 @@ bench: $(STAMP)  ## the numbers of docs/benchmarks.md
 	$(BIN)/infodis bench auto --out out/bench
 	$(BIN)/infodis bench ratio --runs 400 --out out/bench
 	$(BIN)/infodis bench overhead --out out/bench
+	$(BIN)/infodis bench throughput --texts 200 --out out/bench
+	$(BIN)/python benchmarks/startup.py
 
 docs: $(STAMP)  ## HTML documentation in docs/_build
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
