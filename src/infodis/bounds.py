@@ -22,10 +22,10 @@ from torch import Tensor
 
 from infodis.batching import Batching, converse
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Replicated, Request, Tokens, check_seed, read_items
+from infodis.estimate import CHUNK, WINDOW, Replicated, Request, Tokens, check_seed, confident_credits, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
-from infodis.predictor import Predictor, gather_surprisal
+from infodis.predictor import Predictor
 from infodis.rng import stream
 
 TOGETHER = 16
@@ -445,27 +445,11 @@ def _lockstep(items: Sequence[Item], vocab_size: int, batch_size: int | None) ->
             yield members[start : start + step]
 
 
-@torch.no_grad()
 def _confident(predictor: Predictor, items: list[Item]) -> list[Bound]:
-    """Reveal the most certain target position of every item, again and again."""
-    tokens, hidden = (torch.stack([getattr(item, name) for item in items]) for name in ("clean", "hidden"))
-    wanted = torch.zeros_like(hidden)
-    for row, item in zip(wanted, items, strict=True):
-        row[item.target] = True
-    hidden = hidden | wanted
-    costs = torch.zeros(len(items), dtype=torch.float64)
-    evaluations = torch.zeros(len(items), dtype=torch.int64)
-    while (going := (hidden & wanted).any(1).logical_and(costs.isfinite()).nonzero().squeeze(1)).numel():
-        asked, clean = hidden[going], tokens[going]
-        answer = predictor.log_conditionals(torch.where(asked, predictor.mask_token, clean))
-        surprisal = gather_surprisal(answer, clean, asked, vocab_size=predictor.vocab_size).cpu().double()
-        confidence = torch.where(asked & wanted[going], answer.max(-1).values.cpu().double(), -math.inf)
-        chosen = confidence.argmax(1, keepdim=True)
-        costs[going] += surprisal.gather(1, chosen).squeeze(1)
-        evaluations[going] += 1
-        hidden[going] = asked.scatter(1, chosen, False)
+    credits, evaluations = confident_credits(predictor, items)
     return [
-        _single("most-confident-first", cost.reshape(1), int(n), 0) for cost, n in zip(costs, evaluations, strict=True)
+        _single("most-confident-first", cost.reshape(1), int(spent), 0)
+        for cost, spent in zip(credits.sum(1), evaluations, strict=True)
     ]
 
 

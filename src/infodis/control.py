@@ -33,6 +33,9 @@ FOLDS = 4
 VARIANCE = 0.25
 """Of an indicator that a neighbour is masked: turns pseudo-observations into a penalty on slopes."""
 
+FEW_ROWS = 12
+"""With fewer rows, positions have no slopes of their own: finding them takes four times as long and gains little."""
+
 Rows = Bool[Tensor, "items length rows"]
 Values = Float64[Tensor, "items length rows"]
 Features = Float32[Tensor, "items length features rows"]  # coefficients need no more, and this is the costly part
@@ -123,6 +126,18 @@ def _adjacent(offsets: tuple[int, ...]) -> tuple[list[int], list[int]]:
 
 def neighbour_map(target: Int[Tensor, " length"], offsets: tuple[int, ...]) -> Int[Tensor, "length neighbours"]:
     """For every target position the place in the target of its neighbour at each offset; the length if it has none."""
+    first, last = int(target[0]), int(target[-1])
+    if last - first + 1 == len(target):  # without gaps, where it begins does not matter
+        return _map_of_range(len(target), offsets)
+    return _map(target, offsets)
+
+
+@functools.lru_cache(maxsize=512)
+def _map_of_range(length: int, offsets: tuple[int, ...]) -> Int[Tensor, "length neighbours"]:
+    return _map(torch.arange(length), offsets)
+
+
+def _map(target: Int[Tensor, " length"], offsets: tuple[int, ...]) -> Int[Tensor, "length neighbours"]:
     wanted = target.unsqueeze(-1) + torch.tensor(offsets, dtype=torch.int64)
     place = torch.searchsorted(target, wanted).clamp(max=len(target) - 1)
     return torch.where(target[place] == wanted, place, len(target))
@@ -143,8 +158,10 @@ def predict(
     Rows of one fold are predicted from the rows of the others. At least two folds.
     """
     features = control.features(masked, *_neighbours(masked, maps)) * masked.unsqueeze(2)
+    few = masked.shape[-1] < FEW_ROWS
     moments = [
-        _Moments.of(masked[..., a:b], weight[..., a:b], surprisal[..., a:b], features[..., a:b]) for a, b in folds
+        _Moments.of(masked[..., a:b], weight[..., a:b], surprisal[..., a:b], features[..., a:b], few=few)
+        for a, b in folds
     ]
     total = _Moments.sum(moments)
     predictions, means = [], []
@@ -167,21 +184,28 @@ def _neighbours(masked: Rows, maps: Maps) -> tuple[Indicators, Present]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Moments:
-    """Weighted sums over the rows of a fold, per item and position: all that the regression needs."""
+    """Weighted sums over the rows of a fold, per item and position: all that the regression needs.
+
+    Where rows are few, products of features are summed over positions too, and `places` is 1.
+    """
 
     entries: Float64[Tensor, "items length"]
     weight: Float64[Tensor, "items length"]
     f: Float64[Tensor, "items length"]
     x: Float64[Tensor, "items length features"]
-    xx: Float64[Tensor, "items length features features"]
-    xf: Float64[Tensor, "items length features"]
+    xx: Float64[Tensor, "items places features features"]
+    xf: Float64[Tensor, "items places features"]
 
     @staticmethod
-    def of(masked: Rows, weight: Values, surprisal: Values, features: Features) -> "_Moments":
+    def of(masked: Rows, weight: Values, surprisal: Values, features: Features, *, few: bool) -> "_Moments":
         weighted = features * weight.float().unsqueeze(2)
+        own = (masked.sum(-1), weight.sum(-1), (weight * surprisal).sum(-1), weighted.sum(-1))
+        value = surprisal.float()
+        if few:
+            features, weighted = (part.transpose(1, 2).flatten(2).unsqueeze(1) for part in (features, weighted))
+            value = value.flatten(1).unsqueeze(1)
         square = weighted @ features.contiguous().transpose(-1, -2)
-        cross = (weighted * surprisal.float().unsqueeze(2)).sum(-1)
-        sums = (masked.sum(-1), weight.sum(-1), (weight * surprisal).sum(-1), weighted.sum(-1), square, cross)
+        sums = (*own, square, (weighted * value.unsqueeze(2)).sum(-1))
         return _Moments(*(each.double() for each in sums))
 
     @staticmethod
@@ -205,14 +229,16 @@ class _Moments:
 def _fit(control: Control, known: _Moments) -> tuple[Float64[Tensor, "items length features"], Tensor]:
     """Slopes and intercepts of every position: what all share first, then each one's own, shrunk towards it."""
     weight = known.weight.clamp(min=1e-9)
-    f_mean, x_mean = known.f / weight, known.x / weight.unsqueeze(-1)
-    spread = (known.xx - weight[..., None, None] * x_mean.unsqueeze(-1) * x_mean.unsqueeze(-2)).sum(1)
-    together = (known.xf - weight.unsqueeze(-1) * x_mean * f_mean.unsqueeze(-1)).sum(1)
+    x_mean = known.x / weight.unsqueeze(-1)
+    spread = known.xx.sum(1) - x_mean.transpose(1, 2) @ known.x
+    together = known.xf.sum(1) - (x_mean * known.f.unsqueeze(-1)).sum(1)
     unit = torch.eye(spread.shape[-1], dtype=torch.float64)
     shared = torch.linalg.solve(spread + control.shared_prior * VARIANCE * unit, together)
     rest = known.f - (known.x * shared.unsqueeze(1)).sum(-1)
     common = rest.sum(-1, keepdim=True) / known.weight.sum(-1, keepdim=True).clamp(min=1e-9)
     intercept = (rest + control.intercept_prior * common) / (known.weight + control.intercept_prior)
+    if known.xx.shape[1] < known.x.shape[1]:
+        return shared.unsqueeze(1).expand(known.x.shape), intercept
     left = rest - intercept * known.weight
     left_x = known.xf - (known.xx * shared[:, None, None, :]).sum(-1) - intercept.unsqueeze(-1) * known.x
     corner = (known.weight + control.slope_prior)[..., None, None]

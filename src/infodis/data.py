@@ -292,7 +292,7 @@ def _tokenised(source: Path, tokenizer: Tokenizer, cache: Path, field: str) -> n
     if not (cache.is_file() and _read_note(note) == {**about, "bytes": cache.stat().st_size}):
         note.unlink(missing_ok=True)
         with atomic_file(cache) as unfinished, unfinished.open("wb") as out:
-            for tokens in _encoded(source, tokenizer, field):
+            for _, tokens in encoded_pieces(source, tokenizer, field):
                 out.write(tokens.astype(dtype).tobytes())
         atomic_text(note, json.dumps({**about, "bytes": cache.stat().st_size}))
     if cache.stat().st_size == 0:
@@ -312,17 +312,18 @@ def encode_file(source: Path, tokenizer: Tokenizer, field: str = "text") -> Int[
     """All tokens of a file of text or JSONL, in memory."""
     if not source.is_file():
         raise InputError(f"There is no file {source}.")
-    found = list(_encoded(source, tokenizer, field))
+    found = [tokens for _, tokens in encoded_pieces(source, tokenizer, field)]
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
 
-def _encoded(source: Path, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
+def encoded_pieces(source: Path, tokenizer: Tokenizer, field: str = "text") -> Iterator[tuple[str, np.ndarray]]:
+    """The texts of a file, piece by piece, and their tokens."""
     found = texts(source, field)
     if isinstance(tokenizer, Characters) and "\n" not in tokenizer.alphabet:
         found = _unlined(found, " " if " " in tokenizer.alphabet else "")
     for where, text in found:
         try:
-            yield tokenizer.encode(text)
+            yield text, tokenizer.encode(text)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
 

@@ -501,3 +501,24 @@ def _spread(base: Bool[Tensor, "stars length"], surprisal: Float64[Tensor, "star
     mean = surprisal.sum(-1, keepdim=True) / size
     variance = ((surprisal - mean).square() * base).sum(-1, keepdim=True) / (size - 1)
     return torch.maximum(variance, mean.square() / 4).mean()
+
+
+NAMED: dict[str, MaskDesign] = {
+    "auto": Auto(),
+    "tiled": Tiled(),
+    "orders": Orders(),
+    "enumerate": Enumerate(),
+    "pairs": Pairs(),
+    "stratified": StratifiedCount(),
+    "uniform": UniformCount(),
+    "time-free": TimeFree(),
+    "time-integral": TimeIntegral(),
+}
+"""Designs as the command line calls them."""
+
+
+def design_named(name: str) -> MaskDesign:
+    """The design of that name, with its defaults."""
+    if name not in NAMED:
+        raise InputError(f"A design is one of {', '.join(NAMED)}; got {name!r}.")
+    return NAMED[name]

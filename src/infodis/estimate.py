@@ -7,6 +7,7 @@ standard error comes from independent replicates of all of that.
 import abc
 import contextlib
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +57,7 @@ class Replicated(abc.ABC):
     seed: int
     stopped: Stopped
 
-    @property
+    @functools.cached_property
     def value(self) -> float:
         """The estimate in nats."""
         return float(self.replicates.mean())
@@ -66,7 +67,7 @@ class Replicated(abc.ABC):
         """True if a conditional probability of zero was met. One is enough: the value is infinite, for certain."""
         return math.isinf(self.value)
 
-    @property
+    @functools.cached_property
     def standard_error(self) -> float:
         """Of `value`, from the spread of the replicates; 0 where nothing is random or the value is infinite."""
         count = self.replicates.numel()
@@ -157,6 +158,8 @@ class Request:
     batch_size: int | None = None
     replicates: int | None = None
     """At most so many, whatever the budget pays for."""
+    relative: float | None = None
+    """A standard error to reach, as a share of the value; the stricter one holds if both are given."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.design, MaskDesign):
@@ -167,24 +170,31 @@ class Request:
             number = getattr(self, name)
             if number is not None and (isinstance(number, bool) or not hasattr(number, "__index__")):
                 raise InputError(f"{name} must be a whole number, got {number!r}.")
-        if self.standard_error is not None and not isinstance(self.standard_error, int | float):
-            raise InputError(f"standard_error must be a number, got {self.standard_error!r}.")
+        for name in ("standard_error", "relative"):
+            wanted = getattr(self, name)
+            if wanted is not None and not isinstance(wanted, int | float):
+                raise InputError(f"{name} must be a number, got {wanted!r}.")
+            if wanted is not None and not 0 < wanted < math.inf:
+                raise InputError(f"{name} must be positive, got {wanted}.")
         if self.evaluations is not None and self.evaluations < 1:
             raise InputError(f"evaluations must be at least 1, got {self.evaluations}.")
-        if self.standard_error is not None and not 0 < self.standard_error < math.inf:
-            raise InputError(f"standard_error must be positive, got {self.standard_error}.")
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {self.batch_size}.")
 
     @property
+    def open_ended(self) -> bool:
+        """Whether a standard error decides what is spent."""
+        return self.standard_error is not None or self.relative is not None
+
+    @property
     def rows(self) -> int:
         """The budget of a fixed-size run, or the cap of a run towards a standard error."""
-        default = DEFAULT_EVALUATIONS if self.standard_error is None else DEFAULT_CAP
+        default = DEFAULT_CAP if self.open_ended else DEFAULT_EVALUATIONS
         return default if self.evaluations is None else self.evaluations
 
     def glances(self, length: int) -> list[int]:
         """Small budgets to try on the way to a standard error."""
-        if self.standard_error is None or length <= 8:  # so few positions are soon enumerated
+        if not self.open_ended or length <= 8:  # so few positions are soon enumerated
             return []
         first, found = self.first_rows(length), []
         for rows in GLANCES:
@@ -199,11 +209,27 @@ class Request:
 
     def first_rows(self, length: int) -> int:
         """What to spend before looking at the standard error for the first time."""
-        if self.standard_error is not None:
+        if self.open_ended:
             two_orders = min(2 * length + 8, 256)  # so that Auto may take Orders where two of them are not too dear
             everything = 2**length - 1 if length <= 8 else 0
             return min(self.rows, max(64, two_orders, everything))
         return self.rows
+
+    def fixed(self, rows: int) -> "Request":
+        """The same with so many rows, whatever the error."""
+        return dataclasses.replace(self, evaluations=rows, standard_error=None, relative=None)
+
+    def is_precise(self, replicates: Float64[Tensor, " replicates"]) -> bool:
+        """Whether the standard error is small enough, with some allowance for how badly few replicates know it.
+
+        Without the allowance runs would stop whenever the first few replicates happen to agree.
+        """
+        if not bool(replicates.isfinite().all()):
+            return True
+        count = replicates.numel()
+        found = float(replicates.std()) / math.sqrt(count) * (1 + 2 / (count - 1))
+        share = math.inf if self.relative is None else self.relative * abs(float(replicates.mean()))
+        return found <= min(share, self.standard_error or math.inf)
 
 
 def nll(
@@ -214,6 +240,7 @@ def nll(
     context: Positions | Sequence[Positions] | None = None,
     evaluations: int | None = None,
     standard_error: float | None = None,
+    relative: float | None = None,
     design: MaskDesign = Auto(),
     control: Control | None = Neighbours(),
     seed: SupportsIndex = 0,
@@ -233,6 +260,7 @@ def nll(
         evaluations: forward rows to spend on each sequence, 128 by default.
         standard_error: instead, add replicates until the standard error is at most this, or `evaluations` (4096 by
             default) are spent; `Estimate.stopped` says which.
+        relative: the same with a standard error that is this share of the value; the stricter holds if both are given.
         design: where to look. All designs are unbiased; they differ in variance.
         control: what to subtract; `None` for nothing.
         seed: the same seed gives the same masks for the same sequence in any company.
@@ -244,7 +272,7 @@ def nll(
     >>> abs(estimate.value + chain.log_prob([0, 1, 2, 3, 0, 1, 2, 3], context=range(4))) < 1e-9
     True
     """
-    request = Request(design, control, evaluations, standard_error, batch_size)
+    request = Request(design, control, evaluations, standard_error, batch_size, relative=relative)
     number = check_seed(seed)
     items, single = read_items(tokens, target=target, context=context)
     found = estimate_items(predictor, items, request, seed=number)
@@ -344,12 +372,11 @@ def estimating(
     for rows in request.glances(items[0].target.numel()):
         if not left:
             break
-        fixed = dataclasses.replace(request, evaluations=rows, standard_error=None)
         others = [key(names[n], "glance", rows) for n in left]
-        begun = yield from Run.begin(predictor, [items[n] for n in left], fixed, seed=seed, names=others)
+        begun = yield from Run.begin(predictor, [items[n] for n in left], request.fixed(rows), seed=seed, names=others)
         for n, estimate in zip(left, (yield from begun.finish()), strict=True):
             spent[n] += estimate.evaluations
-            if estimate.stopped == "exact" or is_precise(estimate.replicates, request.standard_error or math.inf):
+            if estimate.stopped == "exact" or request.is_precise(estimate.replicates):
                 reached: Stopped = "exact" if estimate.stopped == "exact" else "standard error reached"
                 found[n] = dataclasses.replace(estimate, stopped=reached, evaluations=spent[n])
         left = [n for n in left if n not in found]
@@ -359,7 +386,8 @@ def estimating(
             predictor, [items[n] for n in left], rest, seed=seed, names=[names[n] for n in left]
         )
         for n, estimate in zip(left, (yield from begun.finish()), strict=True):
-            found[n] = dataclasses.replace(estimate, evaluations=spent[n] + estimate.evaluations)
+            more = spent[n]
+            found[n] = dataclasses.replace(estimate, evaluations=more + estimate.evaluations) if more else estimate
     return [found[n] for n in range(len(items))]
 
 
@@ -430,10 +458,9 @@ class Run:
     def _stopped(self, replicates: Float64[Tensor, " replicates"], layout: Layout, grown: int) -> Stopped | None:
         if layout.replicates == 1:
             return "exact"
-        asked = self.request.standard_error
-        if asked is None:
+        if not self.request.open_ended:
             return "budget spent"
-        if is_precise(replicates, asked):
+        if self.request.is_precise(replicates):
             return "standard error reached"
         return "cap reached" if grown == replicates.numel() else None
 
@@ -457,16 +484,6 @@ class Run:
             about,
             frozenset({self.seed}),
         )
-
-
-def is_precise(replicates: Float64[Tensor, " replicates"], asked: float) -> bool:
-    """Whether the standard error is small enough, with some allowance for how badly few replicates know it.
-
-    Without the allowance runs would stop whenever the first few replicates happen to agree.
-    """
-    count = replicates.numel()
-    found = float(replicates.std()) / math.sqrt(count)
-    return not bool(replicates.isfinite().all()) or found * (1 + 2 / (count - 1)) <= asked
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -564,8 +581,8 @@ def order_nll(
     batching = Batching(Request(batch_size=batch_size).batch_size)
     asker = Asker.of(predictor, [item])
     if isinstance(order, str) and order == "most-confident-first":
-        credits, evaluations = _confident_credits(predictor, item)
-        turns = ()
+        found, spent = confident_credits(predictor, [item])
+        credits, evaluations, turns = found[0, item.target], int(spent), ()
     else:
         turn = _turns(item, order)
         steps = torch.arange(item.target.numel()).unsqueeze(-1)
@@ -605,24 +622,28 @@ def _turns(item: Item, order: str | Sequence[int] | Tensor) -> Int[Tensor, " tar
 
 
 @torch.no_grad()
-def _confident_credits(predictor: Predictor, item: Item) -> tuple[Float64[Tensor, " target"], int]:
-    """Reveal the most certain position again and again; what each token cost, and the rows it took."""
-    hidden = item.hidden.clone()
-    hidden[item.target] = True
-    credits = torch.zeros(item.length, dtype=torch.float64)
-    evaluations = 0
-    while hidden[item.target].any():
-        row = torch.where(hidden, predictor.mask_token, item.clean).unsqueeze(0)
-        answer = predictor.log_conditionals(row)
-        evaluations += 1
-        surprisal = gather_surprisal(
-            answer, item.clean.unsqueeze(0), hidden.unsqueeze(0), vocab_size=predictor.vocab_size
-        )
-        confidence = answer[0].max(-1).values.cpu()
-        open_positions = item.target[hidden[item.target]]
-        chosen = open_positions[confidence[open_positions].argmax()]
-        credits[chosen] = float(surprisal[0, chosen])
-        if credits[chosen].isinf():
-            break  # nothing is conditional on what cannot happen
-        hidden[chosen] = False
-    return credits[item.target], evaluations
+def confident_credits(
+    predictor: Predictor, items: Sequence[Item]
+) -> tuple[Float64[Tensor, "items length"], Int[Tensor, " items"]]:
+    """Reveal the most certain target position of items of one length, again and again, most-confident-first.
+
+    Returns what every position cost, and how many rows every item took. An item stops at a probability of zero: nothing
+    is conditional on what cannot happen.
+    """
+    tokens, hidden = (torch.stack([getattr(item, name) for item in items]) for name in ("clean", "hidden"))
+    wanted = torch.zeros_like(hidden)
+    for row, item in zip(wanted, items, strict=True):
+        row[item.target] = True
+    hidden = hidden | wanted
+    credits = torch.zeros(hidden.shape, dtype=torch.float64)
+    evaluations = torch.zeros(len(items), dtype=torch.int64)
+    while (going := ((hidden & wanted).any(1) & credits.isfinite().all(1)).nonzero().squeeze(1)).numel():
+        asked, clean = hidden[going], tokens[going]
+        answer = predictor.log_conditionals(torch.where(asked, predictor.mask_token, clean))
+        surprisal = gather_surprisal(answer, clean, asked, vocab_size=predictor.vocab_size).cpu().double()
+        confidence = torch.where(asked & wanted[going], answer.max(-1).values.cpu().double(), -math.inf)
+        chosen = confidence.argmax(1, keepdim=True)
+        credits[going] = credits[going].scatter(1, chosen, surprisal.gather(1, chosen))
+        evaluations[going] += 1
+        hidden[going] = asked.scatter(1, chosen, False)
+    return credits, evaluations

@@ -1,6 +1,7 @@
 """Files that are old or new after a crash, never half of one; and directories that one process at a time works in."""
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -30,9 +31,12 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes `path` when all is written and on disk."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def atomic_file(path: Path, *, within: Path | None = None) -> Iterator[Path]:
+    """A path to write to, which becomes `path` when all is written and on disk.
+
+    `within` is a directory of the same file system for it to lie in meanwhile; by default where `path` will be.
+    """
+    unfinished = (within or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
         yield unfinished
         sync(unfinished)
@@ -42,10 +46,19 @@ def atomic_file(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def atomic_text(path: Path, text: str) -> None:
+def atomic_text(path: Path, text: str, *, within: Path | None = None) -> None:
     """Replace a small file at once."""
-    with atomic_file(path) as unfinished:
+    with atomic_file(path, within=within) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:
@@ -64,15 +77,26 @@ def locked(directory: Path) -> Iterator[None]:
 
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} must be a directory; it is a file. Choose another place.")
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / LOCK).open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"Another process is at work in {directory}. Wait until it ends, or choose another place."
-            ) from None
-        yield
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / LOCK).open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"Another process is at work in {directory}. Wait until it ends, or choose another place."
+                ) from None
+            if not _is_at(handle.fileno(), directory / LOCK):
+                continue  # whoever had the lock took the directory away
+            yield
+            return
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def remove_unfinished(directory: Path) -> None:

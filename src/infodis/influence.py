@@ -22,7 +22,7 @@ from infodis.estimate import Replicated, Request, Stopped, check_seed
 from infodis.item import Item, Positions, as_positions, as_sequence
 from infodis.observe import Asker
 from infodis.predictor import Predictor
-from infodis.ratio import Pair, Ratio
+from infodis.ratio import Comparison, Ratio, Side
 from infodis.rng import stream, uniforms
 
 DEFAULT_EVALUATIONS = 1024
@@ -89,8 +89,8 @@ def mutual_information(
     )
     informed.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
     request = Request(design, control, evaluations, standard_error, batch_size)
-    found = Pair(predictor, informed, predictor, without, request, coupled, check_seed(seed)).ratio()
-    return dataclasses.replace(found, quantity="mutual_information")
+    sides = (Side(predictor, informed), Side(predictor, without, -1))
+    return Comparison(sides, request, coupled, check_seed(seed), "mutual_information").ratio()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ class Item:
     def length(self) -> int:
         return self.tokens.numel()
 
-    @property
+    @functools.cached_property
     def hidden(self) -> Bool[Tensor, " length"]:
         """True at the positions that are masked in every row: those in neither set."""
         hidden = torch.ones(self.length, dtype=torch.bool)
@@ -115,6 +115,9 @@ class Item:
 
     def check_vocabulary(self, *, vocab_size: int, mask_token: int) -> None:
         """Raise `InputError` if a token that matters is the mask token or no token of the vocabulary."""
+        tokens = self.clean.numpy()
+        if tokens.min() >= 0 and tokens.max() < vocab_size and not (tokens == mask_token).any():
+            return
         used = ~self.hidden
         masks = used & (self.tokens == mask_token)
         if masks.any():

@@ -6,10 +6,12 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -47,14 +49,17 @@ class Model(RowPredictor):
     """Run the network under bfloat16 autocast; the softmax stays in float32."""
     directory: Path | None = None
     """Where it came from."""
+    batch_tokens: int | None = None
+    """Of a batch, padding included; found out unless given."""
     vocab_size: int = dataclasses.field(init=False)
     mask_token: int = dataclasses.field(init=False)
     pads: bool = dataclasses.field(init=False)
     tokens_at_once: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        gpu = self.device.type == "cuda"
-        at_once = _gpu_budget(self.network, self.device, self.opened.limit) if gpu else TOKENS_AT_ONCE
+        at_once = self.batch_tokens or TOKENS_AT_ONCE
+        if self.batch_tokens is None and self.device.type == "cuda":
+            at_once = _gpu_budget(self.network, self.device, self.opened.limit)
         for name, value in (
             ("vocab_size", self.network.vocab_size),
             ("mask_token", self.network.mask_token),
@@ -98,9 +103,8 @@ class Model(RowPredictor):
         begin = self.opened.begin_token
         if begin is not None and bool((target < self.network.unpredictable).any()):
             tokens, target = torch.cat([torch.tensor([begin]), tokens]), target + 1
-        there = torch.ones(len(tokens), dtype=torch.bool)
-        there[target] = False
-        return Row(tokens, target, there.nonzero().squeeze(-1))
+        context = np.delete(np.arange(len(tokens)), target.numpy())
+        return Row(tokens, target, torch.from_numpy(context))
 
     def around(self) -> tuple[list[int], list[int]]:
         """The special tokens that a text is read with: before it, and behind it."""
@@ -215,6 +219,7 @@ def load(
     trust_remote_code: bool = False,
     autocast: bool = False,
     compile: bool = False,
+    batch_tokens: int | None = None,
 ) -> Model:
     """A model by name: one that ships with infodis, a directory, or a name on the Hugging Face hub.
 
@@ -227,6 +232,7 @@ def load(
         trust_remote_code: run code that comes with the model. Nothing of the kind is needed for the families above.
         autocast: compute in bfloat16 where torch thinks that is safe.
         compile: run the network through torch.compile; the first batches take longer.
+        batch_tokens: tokens of a batch, padding included; on a GPU it is found out by a probe unless given.
 
     >>> model = load("text8-tiny")
     >>> model.decode(model.encode("some text"))
@@ -234,13 +240,15 @@ def load(
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype is one of {', '.join(DTYPES)}; got {dtype!r}.")
+    if batch_tokens is not None and batch_tokens < 1:
+        raise InputError(f"batch_tokens must be at least 1, got {batch_tokens}.")
     directory, place = locate(spec), device_named(device)
     opened = adapters.open_model(directory, Options(place, DTYPES[dtype], trust_remote_code))
     if tokenizer is not None:
         opened = with_tokenizer(opened, tokenizer, where=directory)
     if compile:  # a bound method is replaced by a compiled one, which mypy takes for a mistake
         opened.network.features = torch.compile(opened.network.features, dynamic=True)  # type: ignore[method-assign]
-    return Model(str(spec), opened, place, autocast, directory)
+    return Model(str(spec), opened, place, autocast, directory, batch_tokens)
 
 
 def with_tokenizer(opened: Opened, tokenizer: Tokenizer, *, where: Path) -> Opened:
@@ -324,10 +332,26 @@ def read_pointer(run: Path) -> dict[str, Any]:
     return found
 
 
+WORDS = ("tokenizer*", "vocab*", "merges.txt", "special_tokens*", "added_tokens*", "chat_template*", "*.model")
+"""Files that say how text becomes tokens."""
+
+
 def fingerprint(directory: Path) -> str:
     """A hash of config and weights: equal for equal models, wherever they lie."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in (directory / adapters.CONFIG, *shards(directory)):
+    return _digest([directory / adapters.CONFIG, *shards(directory)])
+
+
+def tokenizer_fingerprint(directory: Path, name: str | None = None) -> str:
+    """A hash of the files that turn text into tokens, and of the tokenizer named instead of them."""
+    files = {path for pattern in WORDS for path in directory.glob(pattern) if path.is_file()}
+    if name is not None and Path(name).is_file():
+        return _digest([*sorted(files), Path(name)])
+    return _digest(sorted(files), name or "")
+
+
+def _digest(files: Sequence[Path], more: str = "") -> str:
+    digest = hashlib.blake2b(more.encode(), digest_size=16)
+    for path in files:
         with path.open("rb") as file:
             while piece := file.read(2**20):
                 digest.update(piece)

@@ -116,7 +116,8 @@ def perplexity(
     found: list[Estimate] = []
     for first in range(0, count, TOGETHER):
         numbers = chosen[first : first + TOGETHER]
-        items = [_item(tokens, *spans[number], around) for number in numbers]
+        places = [spans[number] for number in numbers]
+        items = [window_item(tokens[span.start : span.stop], context, around) for span, context in places]
         # windows are named by number: equal ones must not share their masks, or their errors would add up
         names = [key("window", number) for number in numbers]
         found += estimate_items(predictor, items, request, seed=check_seed(seed), names=names)
@@ -125,11 +126,12 @@ def perplexity(
     return _add(found)
 
 
-def _item(
-    tokens: Int[Tensor, " tokens"], span: range, context: int, around: tuple[Sequence[int], Sequence[int]]
+def window_item(
+    window: Int[Tensor, " tokens"], context: int, around: tuple[Sequence[int], Sequence[int]] = ((), ())
 ) -> Item:
+    """A window as a thing to score, given its first `context` tokens and the special tokens around it."""
     before, behind = (torch.tensor(part, dtype=torch.int64) for part in around)
-    row = torch.cat([before, tokens[span.start : span.stop], behind])
+    row = torch.cat([before, window, behind])
     first, last = len(before) + context, len(row) - len(behind)
     return Item.read(row, target=range(first, last), context=[*range(first), *range(last, len(row))])
 

@@ -4,21 +4,26 @@ log p(y) - log p(x) is a difference of two `nll`s. Each side alone is unbiased, 
 the two are drawn; drawn from the same uniform numbers, their errors go up and down together and cancel. The numbers are
 shared, not the masks, so the lengths need not be equal: the same level gives each side the same share of masked
 positions, the same keys decide which [eq:ratio].
+
+A `Comparison` is a sum of such sides, each added or subtracted: two for a ratio, four for a reward margin. `compare`
+makes many of them side by side, so that their rows share batches.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import SupportsIndex
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, SupportsIndex
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
-from infodis import batching
-from infodis.batching import Batching
+from infodis.batching import Batching, converse
 from infodis.control import Control, Neighbours
 from infodis.design import Auto, MaskDesign
 from infodis.errors import InputError
 from infodis.estimate import (
+    CHUNK,
+    WINDOW,
     Estimate,
     Replicated,
     Request,
@@ -26,28 +31,50 @@ from infodis.estimate import (
     Stopped,
     Tokens,
     check_seed,
-    estimate_items,
-    is_precise,
+    estimating,
     read_items,
 )
 from infodis.item import Item, Positions
+from infodis.observe import Conversation
 from infodis.predictor import Predictor
 from infodis.rng import key
+
+Sign = Literal[1, -1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratio(Replicated):
-    """log p(y) - log p(x) in nats, with the `nll` of either side: `numerator` is y's, `denominator` is x's."""
+    """A sum of sign x log p in nats, in most cases log p(y) - log p(x), with the `nll` of every side."""
 
-    numerator: Estimate
-    denominator: Estimate
+    sides: tuple[Estimate, ...]
+    signs: tuple[Sign, ...]
     coupled: bool
+
+    @property
+    def numerator(self) -> Estimate:
+        """The `nll` of y, where two sides are compared."""
+        return self._only(1)
+
+    @property
+    def denominator(self) -> Estimate:
+        """The `nll` of x, where two sides are compared."""
+        return self._only(-1)
+
+    def _only(self, sign: Sign) -> Estimate:
+        found = [side for side, its in zip(self.sides, self.signs, strict=True) if its == sign]
+        if len(found) != 1:
+            raise InputError(f"{len(self.sides)} sides have no single numerator and denominator: read `sides`.")
+        return found[0]
 
     def __repr__(self) -> str:
         return (
             f"Ratio({self.quantity} = {self.value:.4f} nats, standard_error={self.standard_error:.2g}, "
             f"replicates={self.replicates.numel()}, evaluations={self.evaluations}, coupled={self.coupled})"
         )
+
+
+Outcome = Ratio | InputError
+"""A ratio, or why there is none."""
 
 
 def log_ratio(
@@ -86,7 +113,7 @@ def log_ratio(
         raise InputError(
             "Compare y with another sequence x, or with a reference predictor on the same tokens: give one."
         )
-    request = Request(design, control, evaluations, standard_error, batch_size)
+    request = Request(design, control, evaluations, standard_error, batch_size=batch_size)
     numerators, single = read_items(y, target=target, context=context)
     if x is None:
         denominators = numerators
@@ -96,88 +123,258 @@ def log_ratio(
             raise InputError(f"x must be one sequence, got {len(base)}. For many candidates give a list as y.")
         denominators = base * len(numerators)
     other = predictor if reference is None else reference
-    for model, items in ((predictor, numerators), (other, denominators)):
-        for item in items:
-            item.check_vocabulary(vocab_size=model.vocab_size, mask_token=model.mask_token)
-    known: dict[tuple, Estimate] = {}
-    pairs = zip(numerators, denominators, strict=True)
     number = check_seed(seed)
-    found = [Pair(predictor, above, other, below, request, coupled, number, known).ratio() for above, below in pairs]
+    comparisons = [
+        Comparison((Side(predictor, above), Side(other, below, -1)), request, coupled, number)
+        for above, below in zip(numerators, denominators, strict=True)
+    ]
+    found = [_defined(outcome) for outcome in compare(comparisons)]
     return found[0] if single else found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pair:
-    """Two sides to compare. Randomness is named after the lower one, so that all candidates share it."""
+class Side:
+    """One log p of a comparison, added or subtracted."""
 
     predictor: Predictor
-    above: Item
-    other: Predictor
-    below: Item
-    request: Request
-    coupled: bool
-    seed: int
-    known: dict[tuple, Estimate] = dataclasses.field(default_factory=dict)
-    """Estimates of the lower side: candidates that are compared with the same sequence share them."""
+    item: Item
+    sign: Sign = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Sides of one shape can be estimated together."""
+        return id(self.predictor), self.item.length, self.item.target.numel()
+
+
+def margin(policy: Predictor, chosen: Item, rejected: Item, *, reference: Predictor | None = None) -> tuple[Side, ...]:
+    """The sides of log p(chosen) - log p(rejected); with a reference, minus the same under the reference.
+
+    The latter is the reward margin of direct preference optimisation, in units of its temperature beta.
+    """
+    sides = (Side(policy, chosen), Side(policy, rejected, -1))
+    return sides if reference is None else (*sides, Side(reference, chosen, -1), Side(reference, rejected))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """The sum of sign x log p over some sides, drawn from the same uniform numbers.
+
+    The first side that is subtracted is the **base**. A pilot on it decides the design of all sides. The numbers are
+    named after it, so that all candidates that are compared with one sequence share them.
+    """
+
+    sides: tuple[Side, ...]
+    request: Request = Request()
+    coupled: bool = True
+    """`False` draws every side independently, for comparison."""
+    seed: int = 0
+    quantity: str = "log_ratio"
+
+    def __post_init__(self) -> None:
+        if all(side.sign == 1 for side in self.sides):
+            raise InputError(f"A comparison needs a side that is subtracted; all {len(self.sides)} are added.")
+        for side in self.sides:
+            side.item.check_vocabulary(vocab_size=side.predictor.vocab_size, mask_token=side.predictor.mask_token)
+
+    @property
+    def base(self) -> Side:
+        return next(side for side in self.sides if side.sign == -1)
+
+    @property
+    def entries(self) -> int:
+        """Mask entries of a round, about."""
+        rows = self.request.first_rows(self.base.item.target.numel())
+        return rows * sum(side.item.target.numel() for side in self.sides)
+
+    def names(self, number: int) -> list[int]:
+        """The random stream of every side in a round."""
+        shared = last = key(self.base.item.key, "ratio", number)
+        names = []
+        for side in self.sides:
+            if side is self.base or self.coupled:
+                names.append(shared)
+            else:
+                last = key(last, "apart")
+                names.append(last)
+        return names
 
     def ratio(self) -> Ratio:
-        design, rows, spent = self._settle()
-        first = self._round(design, rows, 0)
-        rounds = [first]
-        while (stopped := self._stopped(rounds, spent)) is None:
-            rounds.append(self._round(design, rows, len(rounds)))
-        numerator, denominator = (_pool([pair[side] for pair in rounds]) for side in (0, 1))
-        return Ratio(
-            "log_ratio",
-            _differences(rounds),
-            spent + numerator.evaluations + denominator.evaluations,
-            self.seed,
-            stopped,
-            numerator,
-            denominator,
-            self.coupled,
-        )
+        """The outcome of this comparison alone."""
+        return _defined(compare([self])[0])
 
-    def _settle(self) -> tuple[MaskDesign, int, int]:
-        """One design for both sides, as a pilot on the lower side finds it; the rows left, the rows spent."""
-        request = self.request
-        begun = Run.begin(self.other, [self.below], request, seed=self.seed, names=[self.below.key])
-        run = batching.run(begun, Batching(request.batch_size))
-        design, rows = run.settled[0]
-        sizes = [item.target.numel() for item in (self.above, self.below)]
+
+def _defined(outcome: Outcome) -> Ratio:
+    if isinstance(outcome, InputError):
+        raise outcome
+    return outcome
+
+
+def compare(comparisons: Sequence[Comparison]) -> list[Outcome]:
+    """Make many comparisons side by side; what came of each, in order.
+
+    Their rows share batches, and what several of them ask (the same side from the same numbers) is asked once. A
+    comparison that has no answer, since two probabilities of zero meet or its budget is too small for its design, gives
+    the `InputError` that says so, and the others go on. Batches are as small as the smallest that a request asks for.
+    """
+    groups = list(_groups(comparisons))
+    largest = max((sum(comparisons[n].entries for n in group) for group in groups), default=1)
+    sizes = [comparison.request.batch_size for comparison in comparisons]
+    smallest = min((size for size in sizes if size is not None), default=None)
+    batching = Batching(smallest, together=max(1, WINDOW // largest))
+    conversations = (comparing([comparisons[n] for n in group]) for group in groups)
+    found: dict[int, Outcome] = {}
+    for group, outcomes in zip(groups, converse(conversations, batching), strict=True):
+        found |= dict(zip(group, outcomes, strict=True))
+    return [found[n] for n in range(len(comparisons))]
+
+
+def _groups(comparisons: Sequence[Comparison]) -> Iterator[list[int]]:
+    """Numbers of comparisons that begin alike, few enough at a time to fit in memory."""
+    alike: dict[tuple, list[int]] = {}
+    for number, comparison in enumerate(comparisons):
+        alike.setdefault((comparison.base.shape, comparison.request, comparison.seed), []).append(number)
+    for members in sorted(alike.values(), key=lambda m: -comparisons[m[0]].base.item.length):  # less padding
+        group: list[int] = []
+        entries = 0
+        for number in members:
+            entries += comparisons[number].entries
+            if group and entries > CHUNK:
+                yield group
+                group, entries = [], comparisons[number].entries
+            group.append(number)
+        yield group
+
+
+def comparing(comparisons: Sequence[Comparison]) -> Conversation[list[Outcome]]:
+    """The conversation that makes comparisons with bases of one shape, one request and one seed, round by round."""
+    going: dict[int, Tally] = {}
+    found: dict[int, Outcome] = {}
+    for number, begun in enumerate((yield from _begin(comparisons))):
+        if isinstance(begun, Tally):
+            going[number] = begun
+        else:
+            found[number] = begun
+    while going:
+        grown = yield from _round(list(going.values()))
+        for number, tally in zip(list(going), grown, strict=True):
+            going[number] = tally
+            outcome = tally.outcome()
+            if outcome is not None:
+                found[number] = outcome
+                del going[number]
+    return [found[n] for n in range(len(comparisons))]
+
+
+def _begin(comparisons: Sequence[Comparison]) -> "Conversation[list[Tally | InputError]]":
+    """A pilot on every distinct base, and what it settles."""
+    bases = {comparison.base.item.key: comparison.base.item for comparison in comparisons}
+    first = comparisons[0]
+    run = yield from Run.begin(
+        first.base.predictor, list(bases.values()), first.request, seed=first.seed, names=list(bases)
+    )
+    settled = dict(zip(bases, zip(run.settled, run.seen.cost.tolist(), strict=True), strict=True))
+    begun: list[Tally | InputError] = []
+    for comparison in comparisons:
+        (design, rows), cost = settled[comparison.base.item.key]
+        try:
+            begun.append(Tally.begin(comparison, design, rows, pilot=cost))
+        except InputError as error:
+            begun.append(error)
+    return begun
+
+
+def _round(tallies: "Sequence[Tally]") -> "Conversation[list[Tally]]":
+    """One more round of each: what several of them ask is asked once, sides of one shape are asked about together."""
+    groups: dict[tuple, dict[tuple[int, int], Side]] = {}
+    asked: list[list[tuple]] = []
+    for tally in tallies:
+        asked.append([])
+        for side, name in zip(tally.comparison.sides, tally.comparison.names(tally.rounds), strict=True):
+            group, member = (side.shape, tally.request, tally.comparison.seed), (side.item.key, name)
+            groups.setdefault(group, {})[member] = side
+            asked[-1].append((group, member))
+    known: dict[tuple, Estimate] = {}
+    for group, members in groups.items():
+        _, request, seed = group
+        sides = list(members.values())
+        estimates = yield from estimating(
+            sides[0].predictor, [s.item for s in sides], request, seed=seed, names=[name for _, name in members]
+        )
+        known |= {(group, member): estimate for member, estimate in zip(members, estimates, strict=True)}
+    return [tally.add([known[ask] for ask in asks]) for tally, asks in zip(tallies, asked, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tally:
+    """What is known of a comparison after some rounds."""
+
+    comparison: Comparison
+    request: Request
+    """Of every side in a round: one design for all, and as many replicates."""
+    pilot: int
+    """Forward rows that it took to settle on the design."""
+    rounds: int = 0
+    used: int = 0
+    """Forward rows of the dearest side."""
+    sides: tuple[Estimate, ...] = ()
+    replicates: Float64[Tensor, " replicates"] = torch.zeros(0, dtype=torch.float64)
+
+    @staticmethod
+    def begin(comparison: Comparison, design: MaskDesign, rows: int, *, pilot: int) -> "Tally":
+        """Before the first round; `InputError` if a side is too long for the design and its rows."""
+        request = comparison.request
+        sizes = {side.item.target.numel() for side in comparison.sides}
         if isinstance(request.design, Auto) and not _fits(design, max(sizes), rows):
             design = request.design.tiled
-        return design, rows, int(run.seen.cost[0])
-
-    def _round(self, design: MaskDesign, rows: int, number: int) -> tuple[Estimate, Estimate]:
-        sizes = {item.target.numel() for item in (self.above, self.below)}
         layouts = [design.layout(size, rows) for size in sizes]
         replicates = min((layout.replicates for layout in layouts if layout.replicates > 1), default=None)
-        request = dataclasses.replace(
-            self.request, design=design, evaluations=rows, standard_error=None, replicates=replicates
-        )
-        shared = key(self.below.key, "ratio", number)
-        name = (self.below.key, request, number)
-        if name not in self.known:
-            self.known[name] = estimate_items(self.other, [self.below], request, seed=self.seed, names=[shared])[0]
-        apart = shared if self.coupled else key(shared, "apart")
-        above = estimate_items(self.predictor, [self.above], request, seed=self.seed, names=[apart])[0]
-        below = self.known[name]
-        if above.impossible and below.impossible:
-            raise InputError("Both sides have probability zero, so their ratio is not defined.")
-        return above, below
+        fixed = dataclasses.replace(request.fixed(rows), design=design, replicates=replicates)
+        return Tally(comparison, fixed, pilot)
 
-    def _stopped(self, rounds: list[tuple[Estimate, Estimate]], spent: int) -> Stopped | None:
-        asked = self.request.standard_error
-        found = _differences(rounds)
-        if found.numel() == 1:
+    def add(self, estimates: Sequence[Estimate]) -> "Tally":
+        """With one more round."""
+        pooled = map(_pool, self.sides, estimates) if self.sides else estimates
+        return dataclasses.replace(
+            self,
+            rounds=self.rounds + 1,
+            used=self.used + max(estimate.evaluations for estimate in estimates),
+            sides=tuple(pooled),
+            replicates=torch.cat([self.replicates, _signed_sum(estimates, self._signs)]),
+        )
+
+    def outcome(self) -> Outcome | None:
+        """What came of it, or None if another round is needed."""
+        infinite = {side.sign for side, e in zip(self.comparison.sides, self.sides, strict=True) if e.impossible}
+        if len(infinite) == 2:
+            return InputError("Both sides of the ratio hold a probability of zero, so it is not defined.")
+        stopped = self._stopped()
+        if stopped is None:
+            return None
+        return Ratio(
+            self.comparison.quantity,
+            self.replicates,
+            self.pilot + sum(side.evaluations for side in self.sides),
+            self.comparison.seed,
+            stopped,
+            self.sides,
+            self._signs,
+            self.comparison.coupled,
+        )
+
+    @property
+    def _signs(self) -> tuple[Sign, ...]:
+        return tuple(side.sign for side in self.comparison.sides)
+
+    def _stopped(self) -> Stopped | None:
+        asked = self.comparison.request
+        if self.replicates.numel() == 1:
             return "exact"
-        if asked is None:
+        if not asked.open_ended:
             return "budget spent"
-        if is_precise(found, asked):
+        if asked.is_precise(self.replicates):
             return "standard error reached"
-        used = spent + sum(max(above.evaluations, below.evaluations) for above, below in rounds)
-        return "cap reached" if used * (len(rounds) + 1) / len(rounds) > self.request.rows else None
+        after_another = (self.pilot + self.used) * (self.rounds + 1) / self.rounds
+        return "cap reached" if after_another > asked.rows else None
 
 
 def _fits(design: MaskDesign, length: int, rows: int) -> bool:
@@ -188,23 +385,21 @@ def _fits(design: MaskDesign, length: int, rows: int) -> bool:
     return True
 
 
-def _differences(rounds: Sequence[tuple[Estimate, Estimate]]) -> Tensor:
-    """nll(x) - nll(y), replicate by replicate; an exact side counts for every replicate of the other."""
-    parts = []
-    for above, below in rounds:
-        counts = [side.replicates.numel() for side in (above, below) if side.stopped != "exact"]
-        count = min(counts, default=1)
-        parts.append(below.replicates[:count].expand(count) - above.replicates[:count].expand(count))
-    return torch.cat(parts)
+def _signed_sum(estimates: Sequence[Estimate], signs: Sequence[Sign]) -> Float64[Tensor, " replicates"]:
+    """The sum of sign x log p, replicate by replicate; an exact side counts for every replicate of the others."""
+    count = min((e.replicates.numel() for e in estimates if e.stopped != "exact"), default=1)
+    total = torch.zeros(count, dtype=torch.float64)
+    for estimate, sign in zip(estimates, signs, strict=True):
+        total = total - sign * estimate.replicates[:count]
+    return total
 
 
-def _pool(estimates: list[Estimate]) -> Estimate:
+def _pool(one: Estimate, other: Estimate) -> Estimate:
     """Rounds of one side as one estimate."""
-    weights = torch.tensor([float(e.replicates.numel()) for e in estimates], dtype=torch.float64)
-    credits = torch.stack([e.per_token for e in estimates])
+    counts = one.replicates.numel(), other.replicates.numel()
     return dataclasses.replace(
-        estimates[0],
-        replicates=torch.cat([e.replicates for e in estimates]),
-        evaluations=sum(e.evaluations for e in estimates),
-        per_token=(weights / weights.sum()) @ credits if len(estimates) > 1 else credits[0],
+        one,
+        replicates=torch.cat([one.replicates, other.replicates]),
+        evaluations=one.evaluations + other.evaluations,
+        per_token=(counts[0] * one.per_token + counts[1] * other.per_token) / sum(counts),
     )
