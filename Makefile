@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-transformers-4 check bench docs clean
+.PHONY: demo test test-all test-transformers-4 faults check bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,6 +26,10 @@ test-transformers-4: pyproject.toml constraints.txt  ## models of transformers, 
 	.venv-4/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' transformers==4.57.6
 	.venv-4/bin/python -m pytest -n 2 -q tests/test_adapters.py tests/test_conformance.py tests/test_doctor.py
 
+KILLS ?= 200
+faults: $(STAMP)  ## kill `infodis score` again and again: the finished file is always the same
+	$(BIN)/python tests/faults.py --kills $(KILLS)
+
 check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,6 +41,7 @@ bench: $(STAMP)  ## the numbers of docs/benchmarks.md
 	$(BIN)/infodis bench ratio --runs 400 --out out/bench
 	$(BIN)/infodis bench overhead --out out/bench
 	$(BIN)/infodis bench throughput --texts 200 --out out/bench
+	$(BIN)/infodis bench engine --out out/bench
 	$(BIN)/python benchmarks/startup.py
 
 docs: $(STAMP)  ## HTML documentation in docs/_build

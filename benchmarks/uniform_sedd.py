@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/uniform_sedd.py
 
 As SEDD: log-scores of all single changes, given the noise, trained by the score entropy. For eight letters three dense
-layers learn in minutes what a transformer takes hours for. Every step shows all 128 sequences, weighted by their
-probabilities, each under noise of its own. Prints the mean absolute error over the 128 sequences, and how much of it is
-Monte Carlo noise of the estimates.
+layers learn in minutes what a transformer takes hours for. They guess every clean letter from the rest; noise added to
+the guess makes it a score, of the right size also where the noise is small. Every step shows all 128 sequences,
+weighted by their probabilities, each under noise of its own. Prints the mean absolute error over the 128 sequences, and
+how much of it is Monte Carlo noise of the estimates.
 """
 
 import argparse
@@ -40,12 +41,13 @@ class ScoreNetwork(nn.Module):
         nn.init.zeros_(self.layers[-1].weight)
 
     def forward(self, tokens: Tensor, sigma: Tensor) -> Tensor:
-        level = -torch.expm1(-sigma).unsqueeze(-1)
+        level = -torch.expm1(-sigma).unsqueeze(-1)  # the chance that a letter was drawn anew
         angle = level * torch.arange(1, FREQUENCIES + 1) * math.pi / 2
         letters = nn.functional.one_hot(tokens, self.vocab_size).float().flatten(1)
         found = self.layers(torch.cat([letters, angle.cos(), angle.sin()], dim=1)).view(*tokens.shape, -1)
-        scores = found + level.log().unsqueeze(-1)  # where there is little noise, most changes lead away from data
-        return scores.scatter(-1, tokens.unsqueeze(-1), 0.0)
+        kept, anew = (1 - level).unsqueeze(-1), level.unsqueeze(-1) / self.vocab_size
+        noised = (kept * found.softmax(-1) + anew).log()
+        return noised - noised.gather(-1, tokens.unsqueeze(-1))
 
 
 def train(table: Table, *, steps: int, rate: float) -> nn.Module:
@@ -78,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=16_000)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--evaluations", type=int, default=8192)
+    parser.add_argument("--evaluations", type=int, default=16_384)
     given = parser.parse_args()
     table, schedule = Table.dna(0), LogLinear()
     truth = torch.tensor([-table.log_prob(row) for row in table.sequences], dtype=torch.float64)

@@ -27,9 +27,9 @@ _HOME = {
     **{"dse_nll": "dse", "gaussian_nll": "gaussian"},
 }
 _MODULES = (
-    *("adapters", "batching", "bench", "bounds", "checkpoint", "consistency", "control", "data", "design"),
-    *("doctor", "dse", "errors", "estimate", "files", "gaussian", "influence", "information", "inputs", "item", "loss"),
-    *("model", "nets", "observe", "oracle", "perplexity", "plotting", "predictor", "process"),
+    *("adapters", "batching", "bench", "bounds", "checkpoint", "choose", "consistency", "control", "data", "design"),
+    *("doctor", "dse", "engine", "errors", "estimate", "files", "gaussian", "influence", "information", "inputs"),
+    *("item", "loss", "model", "nets", "observe", "oracle", "perplexity", "plotting", "predictor", "process"),
     *("quadrature", "ratio", "rng", "sampling", "schedule", "train"),
 )
 

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from infodis import __version__
-from infodis.cli import bench, bounds, curve, doctor, models
+from infodis.cli import bench, bounds, curve, doctor, models, score
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InfodisError
 
@@ -19,8 +19,11 @@ app = typer.Typer(
 )
 app.add_typer(bench.bench, name="bench")
 for command in (
+    score.score,
+    score.ratio,
+    score.choose,
+    score.perplexity,
     doctor.doctor,
-    models.perplexity,
     bounds.bounds,
     curve.curve,
     models.sample,

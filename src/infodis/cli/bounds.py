@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from infodis.bounds import Average, Bound, Bounds, Measured, Plan
     from infodis.consistency import Consistency
     from infodis.inputs import Entry
-    from infodis.item import Item
     from infodis.model import Model
 
 
@@ -58,7 +57,7 @@ def bounds(
     words = None if tokenizer is None else tokenizer_named(tokenizer)
     loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
     given = list(entries(input, limit=limit))
-    items = [_item(entry, loaded, chat=chat_template) for entry in given]
+    items = [entry.row(loaded, chat=chat_template) for entry in given]
     if not items:
         raise InputError(f"{input} holds no rows. Give JSONL rows, or lines of text.")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeElapsedColumn(), TimeRemainingColumn())
@@ -82,16 +81,6 @@ def bounds(
         if plot is not None:
             draw_heat_map(checked, plot)
             console.print(f"Picture: {plot}", markup=False)
-
-
-def _item(entry: "Entry", model: "Model", *, chat: bool) -> "Item":
-    from infodis.item import Item
-
-    row = entry.row(model, chat=chat)
-    try:
-        return Item.read(row.tokens, target=row.target, context=row.context)
-    except InputError as error:
-        raise InputError(f"{entry.where}: {error}") from None
 
 
 def _table(averages: "Sequence[Average]", found: "Sequence[Bounds]", *, title: str) -> Table:

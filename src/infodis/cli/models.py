@@ -5,11 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from infodis.cli.screen import console, progress_console
+from infodis.cli.screen import progress_console
 from infodis.errors import InputError
 
 if TYPE_CHECKING:
@@ -191,62 +188,3 @@ def _on(network: "torch.nn.Module", device: "torch.device") -> "ScoreFunction":
         return network(tokens.to(device), sigma.to(device))
 
     return scores
-
-
-def perplexity(
-    file: Annotated[Path, typer.Argument(help="Text or JSONL, either gzipped.")],
-    model: ModelName = "text8-tiny",
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens in a window; as in training unless given.")] = None,
-    stride: Annotated[
-        int | None, typer.Option(min=1, help="Tokens scored per window, given the rest. Default: all, given nothing.")
-    ] = None,
-    windows: Annotated[int | None, typer.Option(min=1, help="Score so many, evenly spread. Default: all.")] = None,
-    evaluations: Annotated[int, typer.Option(min=2, help="Forward rows per window.")] = 32,
-    field: Annotated[str, typer.Option(help="Of JSONL rows: the one that holds the text.")] = "text",
-    tokenizer: TokenizerName = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    dtype: Dtype = "float32",
-    trust_remote_code: TrustRemoteCode = False,
-    batch_size: BatchSize = None,
-) -> None:
-    """Bits per token of a long text, with the error from masks and the error from text.
-
-    Example: [bold]infodis perplexity novel.txt --model text8-tiny --windows 200[/bold]
-    """
-    import torch
-
-    from infodis import perplexity as rolling
-    from infodis.data import encode_file, tokenizer_named
-    from infodis.model import load
-
-    words = None if tokenizer is None else tokenizer_named(tokenizer)
-    loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
-    tokens = torch.from_numpy(encode_file(file, loaded.tokenizer, field))
-    around = loaded.around()
-    extra = sum(len(part) for part in around)
-    cut = rolling.Windows(length or (loaded.length or 256) - extra, stride)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("windows"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        found = rolling.perplexity(
-            loaded,
-            tokens,
-            windows=cut,
-            limit=windows,
-            evaluations=evaluations,
-            seed=seed,
-            batch_size=batch_size,
-            around=around,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    table = Table("quantity", "value", title=escape(f"{file.name} under {model}"), show_header=False)
-    table.add_row("nll", f"{found.bits_per_token:.4f} bits per token")
-    table.add_row("standard error, masks", f"{found.per_token(found.monte_carlo_error):.4f} bits per token")
-    if found.sampling_error is not None:
-        table.add_row("standard error, text and masks", f"{found.per_token(found.sampling_error):.4f} bits per token")
-    table.add_row("perplexity", f"{found.perplexity:.3f}")
-    table.add_row("tokens scored", f"{found.tokens:,} in {found.windows:,} windows of {cut.length}")
-    table.add_row("forward rows", f"{found.evaluations:,}")
-    table.add_row("model", loaded.fingerprint)
-    console.print(table)

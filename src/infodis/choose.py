@@ -1,0 +1,478 @@
+"""Multiple choice as a race: which of some continuations does a predictor find likeliest?
+
+A choice is scored by its `nll` divided by a size (1, its tokens, its bytes); the lowest score wins. All choices draw
+cheap replicates of the same design from the same uniform numbers, round after round, and what is looked at are coupled
+differences of scores. A choice that can no longer win at level alpha stops being evaluated, so rows go where the race
+is close.
+
+**When a choice is out.** For two choices let d be the differences of their scores, one per replicate, n of them, with
+mean D and S the sum of their squared deviations from it. If they are normal with some mean and any variance, then
+
+    e = 2 T(z) (1 + n g)^(-1/2) [(S + n D^2) / (S + n D^2 / (1 + n g))]^(n/2),
+    z = n D (n g / (1 + n g) / (S + n D^2 / (1 + n g)))^(1/2)                                              [eq:race]
+
+with T the distribution function of Student's t with n degrees of freedom, starts at most at 1 on average and does not
+grow on average unless the mean is positive: it exceeds 1 / alpha *at any time* with probability at most alpha. (It is
+the Bayes factor of a positive against a zero mean; the prior of mean / standard deviation is half-normal with variance
+g.) The best choice has K - 1 rivals. The mean of its e over them is such a process too, so that a choice whose mean
+reaches 1 / alpha is out, and the best one is ever out with probability at most alpha.
+
+Replicates are sums over a few rows and only nearly normal. `FEWEST` of them are drawn before the first look; the tests
+measure how often the wrong choice wins on chains with known answers.
+
+**What is subtracted.** The first rows of a choice are a pilot. Afterwards a control is fitted to all rows of *earlier*
+rounds and subtracted from the next ones: their mean is what it was, whatever was seen before.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from infodis.batching import Batching, run
+from infodis.control import Control, Neighbours, neighbour_map, predict
+from infodis.design import LONGEST_ENUMERATION, Enumerate, Layout, MaskDesign, Tiled, numbers
+from infodis.errors import InputError
+from infodis.estimate import Tokens, check_seed, read_items
+from infodis.item import Item, Positions
+from infodis.observe import Asker, Conversation, Observations
+from infodis.predictor import Predictor
+from infodis.rng import key, stream
+
+FEWEST = 6
+"""Replicates before the first look."""
+
+PILOT = 8
+"""Rows that only teach the control what to expect."""
+
+SMALL = 15
+"""Masks that are all asked about, instead of drawing some: targets of up to four tokens are exact."""
+
+SPREAD = 1.0
+"""g of [eq:race]: the variance of mean / standard deviation of a replicate's difference, as the prior has it."""
+
+ROUNDING = 1e-6
+"""Relative differences of scores that are not told apart."""
+
+Scores = Float64[Tensor, "choices replicates"]
+Drawn = tuple[Float64[Tensor, "replicates rows"], Float64[Tensor, "replicates rows target"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """How to choose: how sure to be, how much to spend, where to look, what to subtract."""
+
+    alpha: float = 0.01
+    """The probability at which a wrong choice may be decided on."""
+    evaluations: int = 128
+    """The most forward rows per choice."""
+    design: MaskDesign = Tiled(power=0.5)
+    rows: int = 4
+    """Of a replicate, for designs that leave it open."""
+    control: Control | None = Neighbours()
+    chance: float = 0.1
+    """A race ends undecided when the chance to decide it within the budget falls below this; 0 spends it all."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.design, MaskDesign):
+            raise InputError(f"design must be a value like Tiled(), got {self.design!r}.")
+        if self.control is not None and not isinstance(self.control, Control):
+            raise InputError(f"control must be a value like Neighbours(), or None, got {self.control!r}.")
+        for name in ("evaluations", "rows"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not hasattr(number, "__index__") or number < 1:
+                raise InputError(f"{name} must be a whole number and at least 1, got {number!r}.")
+        if not isinstance(self.alpha, int | float) or not 0 < self.alpha < 1:
+            raise InputError(f"alpha must lie between 0 and 1, got {self.alpha!r}.")
+        if not isinstance(self.chance, int | float) or not 0 <= self.chance < 1:
+            raise InputError(f"chance must be at least 0 and below 1, got {self.chance!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One choice as the race left it."""
+
+    nats: float
+    """Its `nll`; infinite if it is impossible."""
+    standard_error: float
+    """Of `nats`; 0 where nothing is random."""
+    size: float
+    evaluations: int
+    replicates: int
+    """1 if it was enumerated."""
+
+    @property
+    def score(self) -> float:
+        return self.nats / self.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Who won, by how much, and whether that is sure."""
+
+    ranking: tuple[int, ...]
+    """Numbers of the choices, best first: those still in the race, then the others, each by their score at the end."""
+    decided: bool
+    """False if the budget ended first, or no budget could tell: the first of the ranking is then only the leader."""
+    margin: float | None
+    """Score of the runner-up minus that of the leader, over the replicates they share; None for a single choice."""
+    standard_error: float | None
+    """Of `margin`."""
+    choices: tuple[Choice, ...]
+    evaluations: int
+    """Forward rows of all choices; equal ones are evaluated once."""
+    alpha: float
+    seed: int
+
+    @property
+    def leader(self) -> int:
+        return self.ranking[0]
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for a line of JSON. Infinite ones are None."""
+        choices = [
+            {name: _finite(value) for name, value in dataclasses.asdict(choice).items()} for choice in self.choices
+        ]
+        mine = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        margin = None if self.margin is None else _finite(self.margin)
+        return mine | {"ranking": list(self.ranking), "margin": margin, "choices": choices}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def choose(
+    predictor: Predictor,
+    choices: Tokens,
+    *,
+    context: Positions | Sequence[Positions] | None = None,
+    sizes: Sequence[float] | None = None,
+    alpha: float = 0.01,
+    evaluations: int = 128,
+    design: MaskDesign = Tiled(power=0.5),
+    seed: SupportsIndex = 0,
+    batch_size: int | None = None,
+) -> Verdict:
+    """The likeliest of some sequences of any lengths, with a bound on the probability of being wrong.
+
+    Args:
+        predictor: any `Predictor`.
+        choices: two or more sequences of token ids, each with the prompt in it.
+        context: positions to condition on, such as those of the prompt: one set for all or a list of sets.
+        sizes: what to divide each `nll` by, for example its tokens or bytes; 1 by default.
+        alpha: how often a wrong choice may be decided on.
+        evaluations: the most forward rows per choice; clear cases take some twenty.
+        design: where to look.
+        seed: the same seed gives the same masks for the same choices in any company.
+        batch_size: at most so many rows per call of the predictor. It changes no result.
+
+    >>> from infodis import oracle
+    >>> chain = oracle.MarkovChain.random(order=1, vocab_size=3, temperature=0.1)
+    >>> verdict = choose(chain, [[0, 0, 1, 2, 0, 1, 2, 0], [0, 0, 2, 2, 2, 1, 1, 0, 0, 0]], context=range(2))
+    >>> verdict.leader, verdict.decided
+    (0, True)
+    """
+    race = Race(alpha, evaluations, design)
+    items, single = read_items(choices, target=None, context=context)
+    if single:
+        raise InputError("choices must be a list of sequences, got a single sequence of token ids.")
+    for item in items:
+        item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
+    name = key(*sorted(item.key for item in items))
+    sizes = [1.0] * len(items) if sizes is None else list(sizes)
+    racing = choosing(predictor, items, sizes, race, seed=check_seed(seed), name=name)
+    return run(racing, Batching(batch_size))
+
+
+def choosing(
+    predictor: Predictor, items: list[Item], sizes: list[float], race: Race, *, seed: int, name: int
+) -> Conversation[Verdict]:
+    """The conversation that runs one race. `name` names its random numbers, which all choices share."""
+    sizes = _checked(items, sizes)
+    columns = _columns(items)
+    runners = {
+        item.key: Runner.begin(predictor, item, places, race) for item, places in zip(items, columns, strict=True)
+    }
+    shared = Numbers(seed, name, 1 + max(int(places[-1]) for places in columns))
+    most = min((runner.most for runner in runners.values() if not runner.small), default=1)
+    field = Field.of([item.key for item in items], sizes, race)
+    count, until = 0, min(FEWEST, most)
+    while True:
+        for mine in dict.fromkeys(field.keys[n] for n in field.open):
+            runners[mine] = yield from runners[mine].go(shared, range(count, until))
+        field = field.judged(runners)
+        count, until = until, min(max(until + 1, until * 5 // 4), most)
+        if field.over or until <= count or field.chance(runners, most) < race.chance:
+            return field.verdict(runners, seed=seed)
+
+
+def _checked(items: list[Item], sizes: Sequence[float]) -> list[float]:
+    if not items:
+        raise InputError("There is nothing to choose from: no choices were given.")
+    if len(sizes) != len(items):
+        raise InputError(f"sizes: give one for each of the {len(items)} choices, got {len(sizes)}.")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf:
+            raise InputError(f"A size must be a positive number, got {size!r}.")
+    return [float(size) for size in sizes]
+
+
+def _columns(items: list[Item]) -> list[Int[Tensor, " target"]]:
+    """For every target position of every choice the number of its key: equal beginnings and equal ends share theirs.
+
+    Positions are numbered from the first, except for an end that a choice has in common with another one: it is
+    numbered from the last, so that masks meet it alike though lengths differ.
+    """
+    texts = [item.tokens[item.target].tolist() for item in items]
+    longest = max(len(text) for text in texts)
+    columns = []
+    for text in texts:
+        end = max((_common_end(text, other) for other in texts if len(other) != len(text)), default=0)
+        places = torch.arange(len(text))
+        columns.append(places + (places >= len(text) - end) * (longest - len(text)))
+    return columns
+
+
+def _common_end(one: list[int], other: list[int]) -> int:
+    """Tokens at the end that two texts share, besides those that they share at the beginning."""
+    shortest = min(len(one), len(other))
+    begin = next((n for n in range(shortest) if one[n] != other[n]), shortest)
+    return next((n for n in range(shortest - begin) if one[-1 - n] != other[-1 - n]), shortest - begin)
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """The uniform numbers that all choices share."""
+
+    seed: int
+    name: int
+    longest: int
+
+    def draw(self, columns: Int[Tensor, " target"], rows: int, replicates: Sequence[int | str]) -> Drawn:
+        generators = [stream(self.seed, self.name, "race", replicate) for replicate in replicates]
+        levels, keys = numbers(self.longest, Layout(len(replicates), rows), generators)
+        return levels, keys[..., columns]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Runner:
+    """One distinct item in the race: what was seen of it, and its replicates."""
+
+    race: Race
+    item: Item
+    columns: Int[Tensor, " target"]
+    rows: int
+    """Of a replicate."""
+    asker: Asker
+    seen: Observations
+    weight: Float64[Tensor, "rows target"]
+    values: Float64[Tensor, " replicates"]
+
+    @staticmethod
+    def begin(predictor: Predictor, item: Item, columns: Int[Tensor, " target"], race: Race) -> "Runner":
+        target = item.target.numel()
+        some = torch.full((1, race.rows, target), 0.5, dtype=torch.float64)
+        rows = race.design.masks(some[..., 0], some)[0].shape[1]
+        asker, seen = Asker.of(predictor, [item]), Observations.none(1, target)
+        nothing = torch.zeros(0, dtype=torch.float64)
+        return Runner(race, item, columns, rows, asker, seen, nothing.view(0, target), nothing)
+
+    @property
+    def pilot(self) -> int:
+        """Rows to spend on the control, if there is one and the budget pays for a look besides."""
+        useless = self.race.control is None or self.race.design.telescoping
+        return 0 if useless or PILOT + FEWEST * self.rows > self.race.evaluations else PILOT
+
+    @property
+    def small(self) -> bool:
+        """Whether all masks cost no more than a first look."""
+        target, look = self.item.target.numel(), self.pilot + FEWEST * self.rows
+        return target <= LONGEST_ENUMERATION and 2**target - 1 <= min(self.race.evaluations, max(SMALL, look))
+
+    @property
+    def most(self) -> int:
+        """Replicates that the budget pays for."""
+        found = (self.race.evaluations - self.pilot) // self.rows
+        if found < 2:
+            raise InputError(
+                f"A race needs two replicates. With a target of {self.item.target.numel()}, {self.race.design} takes "
+                f"{2 * self.rows} forward rows for them; the budget is {self.race.evaluations}. Raise evaluations."
+            )
+        return found
+
+    @property
+    def impossible(self) -> bool:
+        return bool(self.seen.surprisal.isinf().any())
+
+    @property
+    def cost(self) -> int:
+        return int(self.seen.cost[0])
+
+    def choice(self, size: float) -> Choice:
+        """Where it stands."""
+        nats, error = (math.inf, 0.0) if self.impossible else (float(self.values.mean()), _standard_error(self.values))
+        return Choice(nats, error, size, self.cost, len(self.values))
+
+    def go(self, shared: Numbers, replicates: range) -> "Conversation[Runner]":
+        """The same after some more replicates."""
+        if self.small:
+            return (yield from self._enumerated())
+        drawn = [self.race.design.masks(*shared.draw(self.columns, self.rows, replicates))]
+        if self.pilot and not replicates.start:
+            drawn.insert(0, self.race.design.masks(*shared.draw(self.columns, self.pilot, ["pilot"])))
+        masked, weight = (torch.cat([part.flatten(0, 1) for part in parts]) for parts in zip(*drawn, strict=True))
+        seen = yield from self.seen.extend(self.asker, masked.unsqueeze(0))
+        grown = dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight]))
+        fresh = grown._terms(new=len(replicates) * self.rows).unflatten(0, (len(replicates), self.rows)).sum((1, 2))
+        return dataclasses.replace(grown, values=torch.cat([self.values, fresh]))
+
+    def _enumerated(self) -> "Conversation[Runner]":
+        if self.values.numel():
+            return self
+        blank = torch.zeros(1, 1, self.item.target.numel(), dtype=torch.float64)
+        masked, weight = Enumerate().masks(blank[..., 0], blank)
+        seen = yield from self.seen.extend(self.asker, masked)
+        return dataclasses.replace(self, seen=seen, values=(weight * seen.surprisal).sum().reshape(1))
+
+    def _terms(self, *, new: int) -> Float64[Tensor, "new target"]:
+        """What the last rows add to their replicates, less what a control makes of the rows before them [eq:control].
+
+        The control knows nothing of the masks that it is applied to, so that the expectation stays what it is.
+        """
+        past = len(self.weight) - new
+        control = self.race.control
+        if self.impossible:
+            return torch.full_like(self.weight[past:], math.inf)
+        plain = (self.weight * self.seen.surprisal[0])[past:]
+        if control is None or self.race.design.telescoping or past == 0:
+            return plain
+        rows = (self.seen.masked[0], self.weight, self.seen.surprisal[0])
+        columns = (part.T.contiguous().unsqueeze(0) for part in rows)
+        maps = neighbour_map(self.item.target, control.offsets).unsqueeze(0)
+        found = predict(control, *columns, folds=[(0, past), (past, past + new)], maps=maps)
+        prediction, mean = (part[0].T[past:] for part in found)
+        return plain - self.weight[past:] * prediction + mean / self.rows
+
+
+Runners = dict[int, Runner]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Field:
+    """Who is still in the race, and what has been seen against whom."""
+
+    keys: list[int]
+    """The runner of every choice."""
+    sizes: list[float]
+    race: Race
+    open: list[int]
+    against: Float64[Tensor, "choices choices"]
+    """Log of e: how strongly the second choice was seen to be better than the first."""
+
+    @staticmethod
+    def of(keys: list[int], sizes: list[float], race: Race) -> "Field":
+        nothing = torch.full((len(keys), len(keys)), -math.inf, dtype=torch.float64)
+        return Field(keys, sizes, race, list(range(len(keys))), nothing)
+
+    @property
+    def over(self) -> bool:
+        """Whether one is left, or some that nothing can tell apart."""
+        return len({(self.keys[n], self.sizes[n]) for n in self.open}) <= 1
+
+    def scores(self, runners: Runners, choices: list[int]) -> Scores:
+        """Over the replicates that the choices share. Exact ones count for every replicate of the others."""
+        some = [runners[self.keys[n]] for n in choices]
+        count = min((len(runner.values) for runner in some if not runner.small), default=1)
+        values = [runner.values[:count].expand(count) / self.sizes[n] for n, runner in zip(choices, some, strict=True)]
+        return torch.stack(values)
+
+    def judged(self, runners: Runners) -> "Field":
+        """Without those that can no longer win."""
+        possible = [n for n in self.open if not runners[self.keys[n]].impossible]
+        if len(possible) < 2:
+            return dataclasses.replace(self, open=possible)
+        exact = torch.tensor([runners[self.keys[n]].small for n in possible])
+        against, places = self.against.clone(), torch.tensor(possible)
+        against[places.unsqueeze(1), places] = _evidence(self.scores(runners, possible), exact)
+        mean = against.fill_diagonal_(-math.inf).logsumexp(1) - math.log(len(self.keys) - 1)
+        left = [n for n in possible if mean[n] < -math.log(self.race.alpha)]
+        return dataclasses.replace(self, open=left or possible, against=against)
+
+    def chance(self, runners: Runners, most: int) -> float:
+        """Of deciding for the leader at the end of the budget, if its lead over the others goes on as so far."""
+        scores = self.scores(runners, self.open)
+        count = scores.shape[1]
+        leader = int(scores.mean(1).argmin())
+        mine = (self.keys[self.open[leader]], self.sizes[self.open[leader]])
+        rivals = [place for place, n in enumerate(self.open) if (self.keys[n], self.sizes[n]) != mine]
+        lead = scores[rivals] - scores[leader]
+        t = math.sqrt(count) * lead.mean(1) / lead.std(1)
+        needed = _needed(most, math.log((len(self.keys) - 1) / self.race.alpha))
+        ahead = (t * math.sqrt(most / count) - needed) / math.sqrt(most / count - 1)
+        return float(torch.special.ndtr(ahead).min())
+
+    def verdict(self, runners: Runners, *, seed: int) -> Verdict:
+        choices = tuple(runners[mine].choice(size) for mine, size in zip(self.keys, self.sizes, strict=True))
+        others = [n for n in range(len(choices)) if n not in self.open]
+        ranking = [n for some in (self.open, others) for n in sorted(some, key=lambda n: choices[n].score)]
+        margin, error = self._margin(runners, ranking)
+        return Verdict(
+            ranking=tuple(ranking),
+            decided=len(self.open) == 1,
+            margin=margin,
+            standard_error=error,
+            choices=choices,
+            evaluations=sum(runner.cost for runner in runners.values()),
+            alpha=self.race.alpha,
+            seed=seed,
+        )
+
+    def _margin(self, runners: Runners, ranking: list[int]) -> tuple[float | None, float | None]:
+        """Between the first two, with its standard error."""
+        first, *others = (runners[self.keys[n]] for n in ranking[:2])
+        if not others or first.impossible:
+            return None, None
+        if others[0].impossible:
+            return math.inf, 0.0
+        leader, second = self.scores(runners, ranking[:2])
+        lead = second - leader
+        return max(0.0, float(lead.mean())), _standard_error(lead)  # a second that is out may have been ahead by luck
+
+
+def _evidence(scores: Scores, exact: Bool[Tensor, " choices"]) -> Float64[Tensor, "choices choices"]:
+    """Log e for every pair: how strongly the second of two choices was seen to have the lower score [eq:race]."""
+    from scipy.special import stdtr  # imported here: it takes longer than most races
+
+    excess = scores.unsqueeze(1) - scores.unsqueeze(0)
+    scale = scores.abs().unsqueeze(1) + scores.abs().unsqueeze(0)
+    excess = torch.where(excess.abs() <= ROUNDING * scale, 0.0, excess)
+    found = torch.full_like(excess[..., 0], -math.inf)
+    count = scores.shape[1]
+    if count >= FEWEST:
+        mean = excess.mean(-1)
+        within = (excess - mean.unsqueeze(-1)).square().sum(-1)
+        shrink = 1 + count * SPREAD
+        total, rest = within + count * mean.square(), within + count * mean.square() / shrink
+        z = count * mean * (count * SPREAD / shrink / rest).sqrt()
+        growth = torch.where(total > 0, total / rest, 1.0).log()
+        tail = torch.from_numpy(stdtr(count, torch.where(total > 0, z, 0.0).numpy()))
+        found = (2 * tail).log() - math.log(shrink) / 2 + count / 2 * growth
+    certain = torch.where(excess[..., 0] > 0, math.inf, -math.inf)
+    return torch.where(exact.unsqueeze(1) & exact, certain, found)
+
+
+def _needed(count: int, log_e: float) -> float:
+    """The t statistic at which [eq:race] reaches a value, up to the factor T, which is nearly 1 there."""
+    shrink = 1 + count * SPREAD
+    ratio = math.exp(2 / count * (log_e - math.log(2) + math.log(shrink) / 2))
+    return math.sqrt((count - 1) * (ratio - 1) / (1 - ratio / shrink)) if ratio < shrink else math.inf
+
+
+def _standard_error(replicates: Float64[Tensor, " replicates"]) -> float:
+    count = len(replicates)
+    return 0.0 if count == 1 else float(replicates.std()) / math.sqrt(count)

@@ -1,0 +1,188 @@
+"""What commands that score files have in common: progress on standard error, a summary, an exit code."""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from infodis import __version__
+from infodis.cli.options import RunOptions
+from infodis.cli.screen import console, progress_console
+from infodis.errors import InputError
+
+if TYPE_CHECKING:
+    from infodis.engine.run import Finished, State
+    from infodis.engine.work import Executor, Job, Source
+
+REJECTED, INTERRUPTED = 3, 130
+"""Exit codes beside 0 (done), 1 (failed) and 2 (wrong usage)."""
+
+LOG_SECONDS = 10
+"""Between lines where there is no terminal for a bar."""
+
+SAMPLE = 16
+"""Rows that a dry run scores to see how long they take."""
+
+Cut = Callable[[Path], "Source"]
+Tell = Callable[[dict[str, Any]], Table]
+
+
+def shard_rows(given: int | None, evaluations: int | None) -> int:
+    """Rows of a shard: about as much work in each, whatever a row costs."""
+    return given or max(16, min(4096, 2**15 // (evaluations or 128)))
+
+
+def execute(job: "Job", cut: Cut, options: RunOptions, *, settings: dict[str, Any], tell: Tell) -> None:
+    """Run a job to its end, or say what it would do; print the summary and leave with the exit code."""
+    if options.dry_run:
+        console.print(_dry_run(job, cut, options))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        out = options.out or Path(scratch) / "records.jsonl"
+        if not out.parent.is_dir():
+            raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
+        finished = _run(job, cut, options, out, settings)
+        if options.out is None:
+            with out.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
+        _report(finished, options, tell)
+    if finished.totals.get("rejected"):
+        raise typer.Exit(REJECTED)
+
+
+def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[str, Any]) -> "Finished":
+    import torch
+
+    from infodis.engine.run import Plan, run
+    from infodis.engine.store import settled
+
+    threads = options.threads or settled(out, "threads") or max(1, (os.cpu_count() or 1) // options.workers)
+    plan = Plan(
+        out=out,
+        job=job,
+        cut=cut,
+        settings={**job.settings(), **settings, "threads": threads, "infodis": __version__, "torch": torch.__version__},
+        about={"command_line": sys.argv[1:], "python": sys.version.split()[0]},
+        executor=_executor(options),
+        threads=threads,
+        resume=options.resume,
+        strict=options.strict,
+    )
+    try:
+        with Watching() as watch:
+            return run(plan, watch)
+    except KeyboardInterrupt:
+        kept = "" if options.out is None else " What was finished is kept: the same command goes on from there."
+        progress_console.print(f"Stopped.{kept}", highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _executor(options: RunOptions) -> "Executor":
+    from infodis.engine.local import InProcess, Processes
+
+    if options.engine == "ray":
+        from infodis.engine.ray import RayActors
+
+        return RayActors(options.workers, options.ray_address, options.worker_cpus, options.worker_gpus)
+    if options.engine != "local":
+        raise InputError(f"--engine is local or ray, got {options.engine!r}.")
+    return InProcess() if options.workers == 1 else Processes(options.workers)
+
+
+def _report(finished: "Finished", options: RunOptions, tell: Tell) -> None:
+    """On standard error if the records are on standard output."""
+    screen = progress_console if options.out is None else console
+    screen.print(tell({**finished.summary, **finished.totals}))
+    if not finished.fresh:
+        screen.print("Nothing was left to do: an earlier run had finished.", highlight=False)
+    if finished.redone:
+        screen.print(f"{finished.redone} damaged parts were found and done again.", highlight=False)
+    if options.out is not None:
+        screen.print(f"Records: {finished.out}", markup=False, highlight=False)
+    if finished.rejected is not None:
+        count = int(finished.totals["rejected"])
+        if options.out is None:
+            screen.print(escape(finished.rejected.read_text(encoding="utf-8").rstrip()), highlight=False)
+            screen.print(f"{count:,} rows were rejected, see above.", highlight=False)
+        else:
+            screen.print(f"{count:,} rows were rejected: {finished.rejected}", markup=False, highlight=False)
+
+
+def _dry_run(job: "Job", cut: Cut, options: RunOptions) -> Table:
+    with tempfile.TemporaryDirectory() as scratch:
+        source = cut(Path(scratch))
+        scorer = job.open()
+        sample = source.read(0)[:SAMPLE]
+        scorer.score(sample[:1])  # the first pass pays for what later ones do not
+        begin = time.perf_counter()
+        part = scorer.score(sample)
+        seconds = time.perf_counter() - begin
+    share = source.rows / len(sample)
+    table = Table("", "", title="What would be done", show_header=False)
+    table.add_row("rows", f"{source.rows:,} in {source.shards:,} shards")
+    table.add_row("forward rows", f"about {part.totals['evaluations'] * share:,.0f}")
+    table.add_row("time", f"about {_duration(seconds * share / options.workers)} with {options.workers} worker(s)")
+    if part.rejected:
+        first = part.rejected[0]
+        table.add_row("rejected", f"{len(part.rejected)} of {len(sample)}; line {first['line']}: {first['reason']}")
+    table.caption = f"Extrapolated from the first {len(sample)} rows, which took {seconds:.2f} s."
+    return table
+
+
+def _duration(seconds: float) -> str:
+    for size, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {name}"
+    return f"{seconds:.1f} seconds"
+
+
+class Watching:
+    """Progress on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows, {task.fields[rates]}"))
+        self._bar = Progress(*columns, console=progress_console, transient=True)
+        self._task: Any = None
+        self._begin = self._told = time.monotonic()
+
+    def __enter__(self) -> "Watching":
+        if progress_console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, state: "State") -> None:
+        now = time.monotonic()
+        text = _rates(state, now - self._begin)
+        if progress_console.is_terminal:
+            if self._task is None:
+                self._task = self._bar.add_task("", total=state.rows, completed=state.before, rates="")
+            self._bar.update(self._task, completed=state.done, rates=text)
+        elif now - self._told >= LOG_SECONDS:
+            self._told = now
+            told = f"{state.done:,} of {state.rows:,} rows, {text}"
+            progress_console.print(told, highlight=False, soft_wrap=True)
+
+
+def _rates(state: "State", seconds: float) -> str:
+    done = state.done - state.before
+    if not done or seconds <= 0:
+        return ""
+    spent = state.totals.get("evaluations", 0) - state.earlier.get("evaluations", 0)
+    scored = max(1.0, state.totals.get("rows", 0))
+    error = state.totals.get("standard_error", 0) / scored
+    left = _duration(seconds / done * (state.rows - state.done))
+    speed = f"{done / seconds:,.1f} rows/s, {spent / seconds:,.0f} forward rows/s"
+    return f"{speed}, mean standard error {error:.3g}, {left} left"

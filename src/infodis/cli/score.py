@@ -1,0 +1,240 @@
+"""Commands that score files of any size: `score`, `ratio`, `choose`, `perplexity`."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from infodis.cli.options import ModelOptions, PrecisionOptions, ReadingOptions, RunOptions, with_options
+from infodis.cli.running import Cut, execute, shard_rows
+
+if TYPE_CHECKING:
+    from infodis.engine.documents import Documents
+    from infodis.perplexity import Windows
+
+WINDOW_EVALUATIONS = 32
+"""Forward rows of a window unless more are asked for: there are many windows, and errors of many average out."""
+
+WINDOW_TOKENS = 256
+"""Of a window, for models that do not say what they were trained with."""
+
+Input = Annotated[
+    str, typer.Argument(help="JSONL, CSV, TSV or Parquet rows, or a text a line; .gz is fine; - for standard input.")
+]
+
+
+@with_options
+def score(
+    input: Input,
+    models: ModelOptions,
+    precision: PrecisionOptions,
+    reading: ReadingOptions,
+    running: RunOptions,
+    per_token: Annotated[bool, typer.Option("--per-token", help="Add the credit of every target token.")] = False,
+) -> None:
+    """The likelihood of every row, in nats, with its standard error.
+
+    Rows hold text, or prompt and response, or tokens (with target and context positions if not all are scored). What
+    cannot be scored goes to OUT's .rejected.jsonl, and the exit code is 3. Kill it at any moment: the same command goes
+    on, and the finished file is the same, byte for byte.
+
+    Examples:
+    [bold]infodis score texts.jsonl --model text8-tiny --out scores.jsonl[/bold]
+
+    [bold]infodis score rows.parquet -m GSAI-ML/LLaDA-8B-Base --device cuda --standard-error 0.5 -o out.parquet[/bold]
+
+    [bold]cat texts.jsonl | infodis score - --evaluations 32 | jq .bits_per_token[/bold]
+    """
+    from infodis.engine.scores import Score
+
+    job = Score(models.spec(), precision.request(), reading.reading(), precision.seed, per_token)
+    cut, settings = _rows(input, precision, reading, running)
+    execute(job, cut, running, settings=settings, tell=lambda found: _score_table(found, input, models.model))
+
+
+def _rows(
+    input: str, precision: PrecisionOptions, reading: ReadingOptions, running: RunOptions
+) -> tuple[Cut, dict[str, Any]]:
+    """How the input is cut into shards, and the settings that this means."""
+    from infodis.inputs import cut
+
+    rows = shard_rows(running.shard_rows, precision.evaluations)
+    names = reading.reading().fields
+    settings = {"shard_rows": rows, "limit": running.limit, "format": reading.format}
+    return (
+        lambda work: cut(input, work, rows=rows, limit=running.limit, format=reading.format, fields=dict(names))
+    ), settings
+
+
+def _score_table(found: dict[str, Any], input: str, model: str) -> Table:
+    table = Table("quantity", "value", "± masks", "± rows", title=escape(f"nll of {input} under {model}"))
+    _add_rate(table, "nats per row", found["nats_per_row"])
+    _add_rate(table, "bits per token", found["bits_per_token"])
+    _add_rate(table, "bits per byte", found["bits_per_byte"])
+    _add_counts(table, found)
+    return table
+
+
+def _add_rate(table: Table, name: str, rate: dict[str, float | None] | None) -> None:
+    if rate is not None:
+        numbers = (rate["value"], rate["monte_carlo_error"], rate["sampling_error"])
+        table.add_row(name, *("" if number is None else f"{number:.4f}" for number in numbers))
+
+
+def _add_counts(table: Table, found: dict[str, Any]) -> None:
+    """What was done, and what was left out."""
+    table.add_section()
+    table.add_row("rows", f"{found['rows']:,.0f}")
+    table.add_row("forward rows", f"{found['evaluations']:,.0f}")
+    for name, meaning in (
+        ("rejected", "rejected"),
+        ("impossible", "impossible (probability zero), left out"),
+        ("cap_reached", "less precise than asked: --evaluations reached"),
+    ):
+        if found.get(name):
+            table.add_row(meaning, f"{found[name]:,.0f}")
+
+
+@with_options
+def ratio(
+    input: Input,
+    models: ModelOptions,
+    precision: PrecisionOptions,
+    reading: ReadingOptions,
+    running: RunOptions,
+    reference: Annotated[str | None, typer.Option(help="Another model, to compare with on the same tokens.")] = None,
+    coupled: Annotated[bool, typer.Option(help="Share the randomness of what is compared.")] = True,
+) -> None:
+    """Log-likelihood ratios with shared masks: far more precise than the difference of two scores.
+
+    Rows hold prompt, chosen and rejected: log p(chosen) - log p(rejected). With --reference the same under that model
+    is subtracted (the margin of DPO's implicit reward); rows of prompt and response then give log p under the model
+    minus log p under the reference.
+
+    Examples:
+    [bold]infodis ratio preferences.jsonl --model runs/policy --reference runs/base --out margins.jsonl[/bold]
+
+    [bold]infodis ratio pairs.jsonl -m GSAI-ML/LLaDA-8B-Instruct --device cuda --standard-error 0.2 -o out.jsonl[/bold]
+    """
+    from infodis.engine.comparisons import Compare
+
+    other = None if reference is None else models.spec(reference)
+    job = Compare(models.spec(), precision.request(), reading.reading(), precision.seed, other, coupled)
+    cut, settings = _rows(input, precision, reading, running)
+    execute(job, cut, running, settings=settings, tell=lambda found: _ratio_table(found, input, models.model))
+
+
+def _ratio_table(found: dict[str, Any], input: str, model: str) -> Table:
+    table = Table("quantity", "value", "± masks", "± rows", title=escape(f"log ratios of {input} under {model}"))
+    _add_rate(table, "mean, nats", found["nats_per_row"])
+    table.add_row("positive", f"{found['positive']:,} of {found['rows']:,.0f}")
+    table.add_row("beyond two standard errors", f"{found['beyond_two_standard_errors']:,}")
+    _add_counts(table, found)
+    return table
+
+
+@with_options
+def choose(
+    input: Input,
+    models: ModelOptions,
+    reading: ReadingOptions,
+    running: RunOptions,
+    alpha: Annotated[float, typer.Option(help="Chance of a wrong decision that is accepted.")] = 0.01,
+    evaluations: Annotated[int, typer.Option(min=1, help="Most forward rows for a choice.")] = 128,
+    normalise: Annotated[str, typer.Option(help="none, token or byte: what a choice's nll is divided by.")] = "none",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same masks for the same row.")] = 0,
+) -> None:
+    """Multiple choice as a race: choices that can no longer win are dropped, and only close ones cost many rows.
+
+    Rows hold prompt, choices (a list) and, if known, answer (its number, from 0).
+
+    Examples:
+    [bold]infodis choose hellaswag.jsonl --model text8-tiny --out choices.jsonl[/bold]
+
+    [bold]infodis choose arc.jsonl --field prompt=question --normalise byte --alpha 0.05 -o choices.jsonl[/bold]
+    """
+    from infodis.choose import Race
+    from infodis.engine.choices import Choose
+
+    job = Choose(models.spec(), reading.reading(), seed, Race(alpha=alpha, evaluations=evaluations), normalise)
+    cut, settings = _rows(input, PrecisionOptions(evaluations=evaluations), reading, running)
+    execute(job, cut, running, settings=settings, tell=lambda found: _choice_table(found, input, models.model))
+
+
+def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
+    table = Table("quantity", "value", title=escape(f"choices of {input} under {model}"), show_header=False)
+    table.add_row("questions", f"{found['rows']:,.0f}")
+    table.add_row("decided", f"{found['decided']:,} ({100 * found['decided'] / max(1, found['rows']):.1f} %)")
+    if found["accuracy"] is not None:
+        error = found["accuracy_standard_error"]
+        table.add_row("accuracy", f"{found['accuracy']:.4f}" + ("" if error is None else f" ± {error:.4f}"))
+    if found["evaluations_per_choice"] is not None:
+        table.add_row("forward rows per choice", f"{found['evaluations_per_choice']:.1f}")
+    table.add_row("forward rows", f"{found['evaluations']:,.0f}")
+    if found.get("rejected"):
+        table.add_row("rejected rows", f"{found['rejected']:,.0f}")
+    return table
+
+
+@with_options
+def perplexity(
+    input: Annotated[str, typer.Argument(help="A text file, or JSONL, CSV or Parquet with a document a row; .gz too.")],
+    models: ModelOptions,
+    precision: PrecisionOptions,
+    reading: ReadingOptions,
+    running: RunOptions,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens in a window; as in training unless given.")] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens scored per window, given the rest. Default: all, given nothing.")
+    ] = None,
+    windows: Annotated[int | None, typer.Option(min=1, help="Score so many, evenly spread. Default: all.")] = None,
+) -> None:
+    """Bits per token and per byte of long documents, with the error from masks and the error from text.
+
+    A window of --length tokens moves on by --stride; only what is new in it is scored, given the rest of it. Errors are
+    of the masks drawn, and of the documents (or, of a single one, the windows) as a stand-in for more of the kind.
+
+    Example: [bold]infodis perplexity novel.txt --model text8-tiny --windows 200 --stride 128[/bold]
+    """
+    from infodis.engine.documents import cut_documents
+    from infodis.engine.rolling import Rolling
+    from infodis.perplexity import Windows
+
+    if precision.evaluations is None and precision.standard_error is None and precision.relative is None:
+        precision = dataclasses.replace(precision, evaluations=WINDOW_EVALUATIONS)
+    job = Rolling(models.spec(), precision.request(), precision.seed)
+    loaded = job.model.load()
+    room = (reading.max_length or loaded.length or WINDOW_TOKENS) - sum(len(part) for part in loaded.around())
+    rolled = Windows(length or room, stride)
+    rows = shard_rows(running.shard_rows, precision.evaluations)
+    settings = {"shard_rows": rows, "window": rolled.length, "stride": rolled.stride, "windows": windows}
+
+    def cut(work: Path) -> "Documents":
+        names = reading.reading().fields
+        return cut_documents(
+            input, work, loaded, windows=rolled, limit=windows, per_shard=rows, format=reading.format, fields=names
+        )
+
+    execute(job, cut, running, settings=settings, tell=lambda found: _perplexity_table(found, input, models, rolled))
+
+
+def _perplexity_table(found: dict[str, Any], input: str, models: ModelOptions, windows: "Windows") -> Table:
+    units = found["units"]
+    table = Table("quantity", "value", "± masks", f"± {units}", title=escape(f"{input} under {models.model}"))
+    _add_rate(table, "bits per token", found["bits_per_token"])
+    _add_rate(table, "bits per byte", found["bits_per_byte"])
+    if found["perplexity"] is not None:
+        table.add_row("perplexity per token", f"{found['perplexity']:.3f}")
+    table.add_section()
+    given = "" if windows.stride is None else f", {windows.stride} of each given the rest"
+    table.add_row("tokens", f"{found['tokens']:,}")
+    table.add_row("documents", f"{found['documents']:,}")
+    table.add_row(f"windows of {windows.length} tokens{given}", f"{found['windows']:,}")
+    table.add_row("forward rows", f"{found['evaluations']:,.0f}")
+    for name in ("rejected", "impossible"):
+        if found.get(name):
+            table.add_row(name, f"{found[name]:,.0f}")
+    return table

@@ -1,0 +1,196 @@
+"""What jobs on rows have in common.
+
+A job is a small value that travels to workers; a scorer is the job with its models loaded. A row that cannot be scored
+is rejected with its line, field and reason, and harms no other row.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from infodis.design import MaskDesign
+from infodis.engine.documents import Window
+from infodis.engine.outputs import Columns
+from infodis.engine.work import Part
+from infodis.errors import InfodisError
+from infodis.estimate import Estimate, Request
+from infodis.inputs import Entry, Reading, Refused, Rejected
+from infodis.model import Model, fingerprint, load, locate, tokenizer_fingerprint
+
+DIGITS = 6
+"""Decimals of numbers in records: a millionth of a nat is less than what float32 can tell."""
+
+Row = TypeVar("Row", Entry, Window)
+Ready = TypeVar("Ready")
+Found = TypeVar("Found")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+    """A model by name, and how it is wanted."""
+
+    name: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    tokenizer: str | None = None
+    trust_remote_code: bool = False
+    autocast: bool = False
+    compile: bool = False
+    batch_tokens: int | None = None
+
+    def load(self) -> Model:
+        from infodis.data import tokenizer_named
+
+        return load(
+            self.name,
+            device=self.device,
+            dtype=self.dtype,
+            tokenizer=None if self.tokenizer is None else tokenizer_named(self.tokenizer),
+            trust_remote_code=self.trust_remote_code,
+            autocast=self.autocast,
+            compile=self.compile,
+            batch_tokens=self.batch_tokens,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """What a result depends on. Where the model lies does not count, its files do."""
+        directory = locate(self.name)
+        return {
+            "model": fingerprint(directory),
+            "tokenizer": tokenizer_fingerprint(directory, self.tokenizer),
+            "device": self.device,
+            "dtype": self.dtype,
+            "autocast": self.autocast,
+            "compile": self.compile,
+            "batch_tokens": self.batch_tokens,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RowJob(abc.ABC):
+    """What jobs on rows of a file have in common."""
+
+    model: ModelSpec
+    request: Request = Request()
+    reading: Reading = Reading()
+    seed: int = 0
+
+    def settings(self) -> dict[str, Any]:
+        reading = {name: _plain(value) for name, value in vars(self.reading).items()}
+        return {**self.model.settings(), **request_settings(self.request), **reading, "seed": self.seed}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowScorer(abc.ABC, Generic[Row, Ready, Found]):
+    """Rows are read, measured together, and told as records; what fails is rejected alone."""
+
+    def score(self, rows: Sequence[Row | Rejected]) -> Part:
+        good: list[tuple[Row, Ready]] = []
+        rejected: list[Rejected] = []
+        for row in rows:
+            if isinstance(row, Rejected):
+                rejected.append(row)
+                continue
+            try:
+                good.append((row, self.read(row)))
+            except Refused as error:
+                rejected.append(row.rejected(error.field, str(error)))
+        records = []
+        totals = {"evaluations": 0.0, "standard_error": 0.0}
+        for (row, ready), found in zip(good, self._measured([ready for _, ready in good]), strict=True):
+            if isinstance(found, str):
+                rejected.append(row.rejected(None, found))
+                continue
+            records.append(self.record(row, ready, found))
+            totals["evaluations"] += records[-1]["evaluations"]
+            totals["standard_error"] += records[-1]["standard_error"] or 0.0
+        rejected.sort(key=lambda one: one.line)
+        return Part(records, [one.record() for one in rejected], totals)
+
+    def _measured(self, ready: Sequence[Ready]) -> "list[Found | str]":
+        """All together; if that fails, one by one, to find those it fails for. A string is why it failed."""
+        try:
+            return list(self.measure(ready)) if ready else []
+        except InfodisError as error:
+            if len(ready) == 1:
+                return [str(error)]
+            return [found for one in ready for found in self._measured([one])]
+
+    @abc.abstractmethod
+    def read(self, row: Row) -> Ready:
+        """A row as the model sees it; raises `Refused`."""
+
+    @abc.abstractmethod
+    def measure(self, ready: Sequence[Ready]) -> "Sequence[Found | str]":
+        """The numbers of some rows."""
+
+    @abc.abstractmethod
+    def record(self, row: Row, ready: Ready, found: Found) -> dict[str, Any]:
+        """What is written about a row."""
+
+
+ESTIMATE_COLUMNS: Columns = {
+    "id": "text",
+    "quantity": "text",
+    "value": "number",
+    "standard_error": "number",
+    "impossible": "flag",
+    "evaluations": "whole",
+    "tokens": "whole",
+    "bits_per_token": "number",
+    "bits_per_byte": "number",
+    "truncated": "whole",
+    "design": "text",
+    "stopped": "text",
+    "seed": "whole",
+    "model": "text",
+}
+
+
+def estimate_fields(found: Estimate, size: float | None) -> dict[str, Any]:
+    """The part of a record that tells about an estimate. An impossible text has no value: JSON knows no infinity."""
+    value = None if found.impossible else rounded(found.value)
+    tokens = found.target.numel()
+    bits = None if value is None else value / math.log(2)
+    return {
+        "quantity": found.quantity,
+        "value": value,
+        "standard_error": rounded(found.standard_error),
+        **({"impossible": True} if found.impossible else {}),
+        "evaluations": found.evaluations,
+        "tokens": tokens,
+        "bits_per_token": None if bits is None else rounded(bits / tokens),
+        **({} if not size else {"bits_per_byte": None if bits is None else rounded(bits / size)}),
+        "design": _named(found.design),
+        "stopped": found.stopped,
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _named(design: MaskDesign | str) -> str:
+    return str(design)
+
+
+def rounded(value: float) -> float:
+    """As records hold it."""
+    return round(value, DIGITS)
+
+
+def numbers(values: Tensor) -> list[float | None]:
+    """The same of many; infinite ones are null."""
+    return [None if math.isinf(value) else rounded(value) for value in values.tolist()]
+
+
+def request_settings(request: Request) -> dict[str, Any]:
+    """What a result depends on, of how to estimate it."""
+    return {name: _plain(value) for name, value in vars(request).items()}
+
+
+def _plain(value: Any) -> Any:
+    """A setting as JSON gives it back."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,103 @@
+"""Finished records as a file: JSON lines, or a Parquet table."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from infodis.errors import InputError
+
+Kind = Literal["text", "whole", "number", "flag", "wholes", "numbers"]
+Columns = dict[str, Kind]
+"""The fields that a record may have."""
+
+GROUP = 2**16
+"""Rows of a Parquet row group."""
+
+
+@runtime_checkable
+class Output(Protocol):
+    """A file that takes records one by one. A context: leaving it writes the end."""
+
+    def add(self, line: bytes) -> None: ...
+    def __enter__(self) -> "Output": ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def writer_for(out: Path) -> Callable[[Path, Columns], Output]:
+    """What writes files of this suffix."""
+    if out.suffix in (".jsonl", ".ndjson"):
+        return JsonLines
+    if out.suffix == ".parquet":
+        load_arrow()
+        return Parquet
+    raise InputError(f"An output ends in .jsonl or .parquet, got {out.name!r}.")
+
+
+def load_arrow() -> Any:
+    """pyarrow, where it is installed."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError("Parquet needs pyarrow: pip install 'infodis[data]'.") from error
+    return pyarrow
+
+
+class JsonLines:
+    """A record a line."""
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self._file = path.open("wb")
+
+    def add(self, line: bytes) -> None:
+        self._file.write(line)
+
+    def __enter__(self) -> "JsonLines":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._file.close()
+
+
+class Parquet:
+    """A column a field, nulls where a record lacks it. Ids are strings."""
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self._arrow = load_arrow()
+        self._schema = self._arrow.schema([(name, _arrow_kind(self._arrow, kind)) for name, kind in columns.items()])
+        self._writer = self._arrow.parquet.ParquetWriter(path, self._schema)
+        self._waiting: list[dict[str, Any]] = []
+
+    def add(self, line: bytes) -> None:
+        record = json.loads(line)
+        self._waiting.append({**record, "id": str(record["id"])})
+        if len(self._waiting) == GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(self._arrow.Table.from_pylist(self._waiting, schema=self._schema))
+        self._waiting = []
+
+    def __enter__(self) -> "Parquet":
+        return self
+
+    def __exit__(self, kind: object, *problem: object) -> None:
+        if kind is None:
+            self._flush()
+        self._writer.close()
+
+
+def _arrow_kind(arrow: Any, kind: Kind) -> Any:
+    kinds = {
+        "text": arrow.string(),
+        "whole": arrow.int64(),
+        "number": arrow.float64(),
+        "flag": arrow.bool_(),
+        "wholes": arrow.list_(arrow.int64()),
+        "numbers": arrow.list_(arrow.float64()),
+    }
+    return kinds[kind]

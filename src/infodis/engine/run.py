@@ -1,0 +1,202 @@
+"""A run from settings to a finished file: claim the output, go on where an earlier run ended, join the parts."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from infodis.engine import store as stores
+from infodis.engine.outputs import writer_for
+from infodis.engine.store import Done, Store
+from infodis.engine.work import Executor, Job, Source, Work
+from infodis.errors import InfodisError, InputError
+from infodis.files import atomic_file, atomic_text, digest_of
+
+INPUT = "input"
+"""The setting that holds the hash of the input."""
+
+Watch = Callable[["State"], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """How far a run is."""
+
+    rows: int
+    """Of the input."""
+    done: int
+    """Rows that are scored or rejected."""
+    before: int
+    """Of these, rows that an earlier run had done."""
+    totals: dict[str, float]
+    earlier: dict[str, float]
+    """The totals of what an earlier run had done."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A run that is over."""
+
+    out: Path
+    rejected: Path | None
+    totals: dict[str, float]
+    summary: dict[str, Any]
+    redone: int
+    """Damaged parts that were found and done again."""
+    fresh: bool
+    """False if there was nothing to do: an earlier run had finished."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run. `cut` makes the source inside the work directory; `settings` are what results depend on."""
+
+    out: Path
+    job: Job
+    cut: Callable[[Path], Source]
+    settings: dict[str, Any]
+    about: dict[str, Any]
+    """For the manifest only: versions, command line."""
+    executor: Executor
+    threads: int | None = None
+    resume: bool = True
+    strict: bool = False
+    """Stop at the first rejected row."""
+
+
+def run(plan: Plan, watch: Watch = lambda state: None) -> Finished:
+    """Do what is left to do. Raises KeyboardInterrupt on Ctrl-C and SIGTERM: all finished shards are kept."""
+    writer_for(plan.out)
+    with interruptible(), stores.claimed(plan.out) as directory:
+        try:
+            if not plan.resume:
+                stores.discard(directory)
+                for path in (plan.out, stores.manifest_path(plan.out), stores.rejected_path(plan.out)):
+                    path.unlink(missing_ok=True)
+            return _already_finished(plan, directory) or _run(plan, directory, watch)
+        except OSError as error:
+            raise InfodisError(
+                f"{error}. What was finished is kept in {directory}: when that is mended, the same command goes on."
+            ) from error
+        finally:
+            if not (directory / stores.SETTINGS).exists():  # finished, or nothing was begun
+                shutil.rmtree(directory)
+
+
+def _run(plan: Plan, directory: Path, watch: Watch) -> Finished:
+    path = directory / stores.SETTINGS
+    known = stores.read_settings(path)
+    if known is not None:
+        stores.check_settings({**known, INPUT: None}, plan.settings, where=directory)
+    source = plan.cut(directory)
+    settings = {**plan.settings, INPUT: source.digest}
+    if known is not None:
+        stores.check_settings(known, settings, where=directory)
+    stores.write_settings(path, settings)
+    with stores.opened(directory, source.shards) as store:
+        work = Work(source, plan.job, store.parts, plan.threads)
+        before, earlier = _rows(store), dict(store.totals)
+        watch(State(source.rows, before, before, store.totals, earlier))
+        if plan.strict and earlier.get("rejected"):
+            raise InputError(_first_rejected(store, next(done for done in store.known() if done.rejected)))
+        if not store.done.all():
+            with contextlib.closing(_closable(plan.executor.run(work, store.missing))) as results:
+                for done in results:
+                    store.note(done)
+                    watch(State(source.rows, _rows(store), before, store.totals, earlier))
+                    if plan.strict and done.rejected:
+                        raise InputError(_first_rejected(store, done))
+        finished = _join(plan, store, settings)
+    path.unlink()
+    return finished
+
+
+def _closable(results: Iterator) -> Any:
+    """As a generator, which can be closed."""
+    yield from results
+
+
+def _rows(store: Store) -> int:
+    return int(store.totals.get("rows", 0) + store.totals.get("rejected", 0))
+
+
+def _first_rejected(store: Store, done: Done) -> str:
+    lines = list(store.parts.lines(done))
+    row = json.loads(lines[done.rows])
+    return f"Line {row['line']} cannot be scored: {row['reason']} Mend it, or leave --strict out."
+
+
+def _join(plan: Plan, store: Store, settings: dict[str, Any]) -> Finished:
+    """All parts as one file, rejected rows as another, and a manifest that says how they came about."""
+    rejected, summary = stores.rejected_path(plan.out), plan.job.summary()
+    with contextlib.ExitStack() as stack:
+        records, bad = (stack.enter_context(atomic_file(path, within=store.directory)) for path in (plan.out, rejected))
+        output = stack.enter_context(writer_for(plan.out)(records, plan.job.columns))
+        refused = stack.enter_context(bad.open("wb"))
+        for done in store.in_order():
+            lines = list(store.parts.lines(done))
+            for line in lines[: done.rows]:
+                output.add(line)
+                summary.add(json.loads(line))
+            refused.writelines(lines[done.rows :])
+    if not store.totals.get("rejected"):
+        rejected.unlink()
+    manifest = {
+        "settings": settings,
+        "totals": store.totals,
+        "summary": (result := summary.result()),
+        "sha256": digest_of(plan.out),
+        **plan.about,
+    }
+    told = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+    atomic_text(stores.manifest_path(plan.out), told, within=store.directory)
+    return Finished(plan.out, _if_there(rejected), dict(store.totals), result, len(store.redone), fresh=True)
+
+
+def _already_finished(plan: Plan, directory: Path) -> Finished | None:
+    """What an earlier run of the same thing left, if its file is still what it wrote."""
+    path = stores.manifest_path(plan.out)
+    manifest = stores.read_settings(path)
+    if not plan.out.exists():
+        return None
+    if manifest is None:
+        if (directory / stores.SETTINGS).exists():  # killed just before the manifest was written
+            return None
+        raise InputError(f"{plan.out} is there already. Choose another output, or replace it with --no-resume.")
+    settings = manifest.get("settings", {})
+    stores.check_settings({**settings, INPUT: None}, plan.settings, where=plan.out)
+    if digest_of(plan.out) != manifest.get("sha256"):
+        raise InputError(
+            f"{plan.out} is not what the run wrote that {path.name} is about. Move it away, or start over with "
+            "--no-resume."
+        )
+    stores.check_settings(settings, {**plan.settings, INPUT: plan.cut(directory).digest}, where=plan.out)
+    (directory / stores.SETTINGS).unlink(missing_ok=True)
+    known = manifest.get("totals", {}), manifest.get("summary", {})
+    return Finished(plan.out, _if_there(stores.rejected_path(plan.out)), *known, 0, fresh=False)
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.exists() else None
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM stops a run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,59 @@
+"""The likelihood of every row."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from infodis.engine.jobs import ESTIMATE_COLUMNS, RowJob, RowScorer, estimate_fields, numbers
+from infodis.engine.outputs import Columns
+from infodis.engine.summary import ScoreSummary
+from infodis.estimate import Estimate, estimate_items
+from infodis.inputs import Entry, Scored
+from infodis.model import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Score(RowJob):
+    """`nll` of every row."""
+
+    per_token: bool = False
+
+    @property
+    def columns(self) -> Columns:
+        return {**ESTIMATE_COLUMNS, **({"per_token": "numbers"} if self.per_token else {})}
+
+    def summary(self) -> ScoreSummary:
+        return ScoreSummary()
+
+    def settings(self) -> dict[str, Any]:
+        return {"command": "score", **super().settings(), "per_token": self.per_token}
+
+    def open(self) -> "Scores":
+        model = self.model.load()
+        return Scores(self, model, model.fingerprint)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scores(RowScorer[Entry, Scored, Estimate]):
+    """The scorer of `Score`."""
+
+    job: Score
+    model: Model
+    fingerprint: str
+
+    def read(self, row: Entry) -> Scored:
+        return row.scored(self.model, self.job.reading)
+
+    def measure(self, ready: Sequence[Scored]) -> Sequence[Estimate]:
+        return estimate_items(self.model, [one.item for one in ready], self.job.request, seed=self.job.seed)
+
+    def record(self, row: Entry, ready: Scored, found: Estimate) -> dict[str, Any]:
+        more = {"per_token": numbers(found.per_token)} if self.job.per_token else {}
+        return {
+            "id": row.id,
+            **estimate_fields(found, ready.bytes),
+            **({"truncated": ready.truncated} if ready.truncated else {}),
+            "seed": self.job.seed,
+            "model": self.fingerprint,
+            **more,
+        }

@@ -1,0 +1,262 @@
+"""Results on disk while a run is going on: parts that are whole or absent, and a list of those that count.
+
+Beside OUT lies `OUT.work/` with what the run was asked for (`settings.json`), a part for every finished shard, and
+`manifest.jsonl`, a line per part with its hash. A part counts once its line is on disk. At the end the parts are joined
+into OUT, and `OUT.manifest.json` says how OUT came about. Killed at any moment, the next run finds all finished shards.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from infodis.errors import InputError
+from infodis.files import atomic_file, atomic_text, locked, remove_unfinished, sync
+
+SETTINGS, MANIFEST, PARTS = "settings.json", "manifest.jsonl", "parts"
+FOLDER_PARTS = 1000
+"""Parts in a folder: file systems slow down when one holds millions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """A finished shard: its part's hash, and what it adds to the totals."""
+
+    shard: int
+    digest: str
+    rows: int
+    """Records in the part; lines behind them are rejected rows."""
+    rejected: int
+    totals: dict[str, float]
+    """Sums over the records, for progress and summary: evaluations, nats, tokens, ..."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Where workers put finished shards. Small, and the same in every process."""
+
+    directory: Path
+
+    def path(self, shard: int) -> Path:
+        return self.directory / f"{shard // FOLDER_PARTS:06d}" / f"{shard:09d}.jsonl"
+
+    def commit(self, shard: int, records: Iterable[dict[str, Any]], rejected: Iterable[dict[str, Any]]) -> str:
+        """Write a part so that it is there as a whole or not at all. Returns its hash."""
+        path = self.path(shard)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        with atomic_file(path) as unfinished, unfinished.open("wb") as file:
+            for one in (*records, *rejected):
+                line = encode(one)
+                digest.update(line)
+                file.write(line)
+        return digest.hexdigest()
+
+    def lines(self, done: Done) -> Iterator[bytes]:
+        """The lines of a part, after checking its hash."""
+        content = self.path(done.shard).read_bytes()
+        if hashlib.sha256(content).hexdigest() != done.digest:
+            raise Corrupted(f"{self.path(done.shard)} changed while it was read. Run the command again: it is redone.")
+        return iter(content.splitlines(keepends=True))
+
+    def holds(self, done: Done) -> bool:
+        """Whether the part is there and is what was written."""
+        try:
+            return hashlib.sha256(self.path(done.shard).read_bytes()).hexdigest() == done.digest
+        except OSError:
+            return False
+
+
+class Corrupted(InputError):
+    """A part is not what was written."""
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """A line of JSON. Numbers are written so that they read back the same; infinities and NaN must not get here."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode() + b"\n"
+
+
+@dataclasses.dataclass
+class Store:
+    """The work directory of one run, under its lock. Open it with `opened`."""
+
+    directory: Path
+    shards: int
+    done: "np.ndarray"
+    """True for every shard that counts."""
+    totals: dict[str, float]
+    redone: list[int]
+    """Shards whose part was found damaged."""
+    _manifest: BinaryIO
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(self.directory / PARTS)
+
+    @property
+    def missing(self) -> Iterator[int]:
+        """Shards still to do, lowest first."""
+        return (int(shard) for shard in np.flatnonzero(~self.done))
+
+    def note(self, done: Done) -> None:
+        """From now on this shard counts."""
+        self._manifest.write(encode(dataclasses.asdict(done)))
+        self._manifest.flush()
+        os.fsync(self._manifest.fileno())
+        self._count(done)
+
+    def _count(self, done: Done) -> None:
+        if self.done[done.shard]:
+            return
+        self.done[done.shard] = True
+        self.totals["rows"] = self.totals.get("rows", 0) + done.rows
+        self.totals["rejected"] = self.totals.get("rejected", 0) + done.rejected
+        for name, value in done.totals.items():
+            self.totals[name] = self.totals.get(name, 0) + value
+
+    def known(self) -> Iterator[Done]:
+        """What is known of the shards that count, in the order in which they were done."""
+        return (done for done in _read(self.directory / MANIFEST, self.shards) if self.done[done.shard])
+
+    def in_order(self) -> Iterator[Done]:
+        """What is known of every shard, by number, without holding all of it."""
+        where = np.full(self.shards, -1, dtype=np.int64)
+        with (self.directory / MANIFEST).open("rb") as file:
+            offset = 0
+            for line in file:
+                where[json.loads(line)["shard"]] = offset  # a shard that was redone counts as it was last
+                offset += len(line)
+            for offset in where.tolist():
+                file.seek(offset)
+                yield Done(**json.loads(file.readline()))
+
+
+@contextlib.contextmanager
+def opened(directory: Path, shards: int) -> Iterator[Store]:
+    """The store in a directory that is locked and whose settings were checked: what counts is found and verified."""
+    remove_unfinished(directory)
+    for folder in (directory / PARTS).glob("*"):
+        remove_unfinished(folder)
+    path = directory / MANIFEST
+    _drop_torn_line(path)
+    with path.open("ab") as manifest:
+        store = Store(directory, shards, np.zeros(shards, dtype=bool), {}, [], manifest)
+        damaged = set()
+        for done in _read(path, shards):
+            if store.parts.holds(done):
+                store._count(done)
+            else:
+                damaged.add(done.shard)
+        store.redone = sorted(shard for shard in damaged if not store.done[shard])
+        yield store
+
+
+def _read(path: Path, shards: int) -> Iterator[Done]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                done = Done(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise InputError(
+                    f"{path}, line {number} is damaged ({error}). Delete that line: its shard is then done again."
+                ) from error
+            if 0 <= done.shard < shards:
+                yield done
+
+
+def _drop_torn_line(path: Path) -> None:
+    """A killed run may have written half a line."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        content_end = file.seek(0, os.SEEK_END)
+        whole = _end_of_last_line(file, content_end)
+        if whole < content_end:
+            file.truncate(whole)
+
+
+def _end_of_last_line(file: BinaryIO, end: int) -> int:
+    while end > 0:
+        start = max(0, end - 4096)
+        file.seek(start)
+        at = file.read(end - start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
+
+
+def work_directory(out: Path) -> Path:
+    """Where a run keeps what it has finished."""
+    return out.with_name(out.name + ".work")
+
+
+def manifest_path(out: Path) -> Path:
+    """Where a finished run says how its output came about."""
+    return out.with_name(out.name + ".manifest.json")
+
+
+def rejected_path(out: Path) -> Path:
+    """Where rows go that could not be scored."""
+    return out.with_name(out.name.removesuffix(".gz").rpartition(".")[0] + ".rejected.jsonl")
+
+
+@contextlib.contextmanager
+def claimed(out: Path) -> Iterator[Path]:
+    """The work directory of an output, which no other run may use meanwhile."""
+    directory = work_directory(out)
+    with locked(directory):
+        yield directory
+
+
+def check_settings(known: dict[str, Any], asked: dict[str, Any], *, where: Path) -> None:
+    """Refuse to go on with something else: numbers of two kinds must not meet in one file."""
+    names = [name for name in dict.fromkeys((*known, *asked)) if known.get(name) != asked.get(name)]
+    if names:
+        told = "; ".join(f"{name}: was {_shown(known.get(name))}, is {_shown(asked.get(name))}" for name in names)
+        raise InputError(
+            f"{where} was begun with other settings ({told}). Give the same to go on, choose another output, or start "
+            "over with --no-resume."
+        )
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)
+
+
+def read_settings(path: Path) -> dict[str, Any] | None:
+    """What an earlier run was asked for, if there was one."""
+    if not path.exists():
+        return None
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}). Start over with --no-resume.") from error
+
+
+def settled(out: Path, name: str) -> Any:
+    """A setting of the run that an output was begun with, if there was one."""
+    known = read_settings(work_directory(out) / SETTINGS)
+    finished = read_settings(manifest_path(out)) or {}
+    return (known or finished.get("settings", {})).get(name)
+
+
+def write_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Note what a run was asked for."""
+    atomic_text(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def discard(directory: Path) -> None:
+    """Empty a work directory, but keep its lock."""
+    for path in directory.iterdir():
+        if path.name == ".lock":
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    sync(directory)

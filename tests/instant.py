@@ -1,0 +1,31 @@
+"""A job without a network to speak of, with rows that do harm. Importable by workers."""
+
+import dataclasses
+import os
+import time
+
+from infodis.bench import engine
+from infodis.engine.scores import Scores
+
+
+@dataclasses.dataclass(frozen=True)
+class InstantScore(engine.InstantScore):
+    """A row that begins with `fatal` kills its worker once; one with `slow` takes a while."""
+
+    met: str = ""
+    """A file that is made when the fatal row is met."""
+
+    def open(self):
+        return InstantScores(self, engine.instant(), "instant")
+
+
+class InstantScores(Scores):
+    def score(self, rows):
+        for row in rows:
+            text = str(getattr(row, "fields", {}).get("text", ""))
+            if text.startswith("slow"):
+                time.sleep(0.2)
+            if text.startswith("fatal") and not os.path.exists(self.job.met):
+                open(self.job.met, "w").close()
+                os._exit(9)
+        return super().score(rows)

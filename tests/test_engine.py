@@ -1,0 +1,268 @@
+"""Runs that are killed, damaged or interrupted end as if nothing had happened."""
+
+import json
+import math
+import multiprocessing
+import os
+
+import pytest
+from instant import InstantScore
+
+from infodis.bench.engine import instant
+from infodis.engine import store as stores
+from infodis.engine.local import InProcess, Processes
+from infodis.engine.run import Plan, run
+from infodis.errors import InfodisError, InputError
+from infodis.estimate import Request, nll
+from infodis.files import locked
+from infodis.inputs import cut
+
+ROWS = 60
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Rows of letters, one of them bad."""
+    path = tmp_path / "rows.jsonl"
+    letters = "abcdefghijklmnopqrstuvwxyz "
+    with path.open("w") as file:
+        for number in range(ROWS):
+            text = "".join(letters[(7 * number + 3 * place) % 27] for place in range(4 + 3 * (number % 3)))
+            file.write(json.dumps({"id": f"row {number}", "text": text if number != 17 else 17}) + "\n")
+    return path
+
+
+def plan(rows, out, *, executor=InProcess(), settings=None, **options):
+    job = InstantScore(request=Request(evaluations=8), **options.pop("job", {}))
+    return Plan(
+        out=out,
+        job=job,
+        cut=lambda work: cut(str(rows), work, rows=7),
+        settings={**job.settings(), **(settings or {})},
+        about={},
+        executor=executor,
+        **options,
+    )
+
+
+def test_records_are_as_of_single_rows_and_bad_rows_are_told(rows, tmp_path):
+    finished = run(plan(rows, tmp_path / "out.jsonl"))
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    given = [json.loads(line) for line in rows.read_text().splitlines()]
+    good = [row for row in given if isinstance(row["text"], str)]
+    assert [record["id"] for record in records] == [row["id"] for row in good]
+    model = instant()
+    for record, row in zip(records, good, strict=True):
+        alone = nll(model, model.encode(row["text"]), evaluations=8)
+        assert record["value"] == pytest.approx(alone.value, abs=1e-5)
+        assert record["standard_error"] == pytest.approx(alone.standard_error, abs=1e-5)
+        assert record["bits_per_byte"] == pytest.approx(alone.value / math.log(2) / len(row["text"]), abs=1e-5)
+    rejected = [json.loads(line) for line in (tmp_path / "out.rejected.jsonl").read_text().splitlines()]
+    assert [(row["line"], row["field"]) for row in rejected] == [(18, "text")]
+    assert finished.totals["rows"] == ROWS - 1
+    assert finished.totals["rejected"] == 1
+    assert not stores.work_directory(tmp_path / "out.jsonl").exists()
+
+
+def test_one_token_costs_one_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n')
+    run(plan(path, tmp_path / "out.jsonl"))
+    assert json.loads((tmp_path / "out.jsonl").read_text())["evaluations"] == 1
+
+
+def dying(made: Plan, step: int) -> None:
+    """Run, and die at the n-th time that something is made final or written down."""
+    left = [step]
+
+    def deadly(function):
+        def stepping(*args, **kwargs):
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+            result = function(*args, **kwargs)
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+            return result
+
+        return stepping
+
+    os.replace, os.fsync = deadly(os.replace), deadly(os.fsync)
+    run(made)
+    os._exit(0)
+
+
+def in_child(function, *args) -> int:
+    process = multiprocessing.get_context("fork").Process(target=function, args=args)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_killed_at_every_step_the_result_is_the_same(rows, tmp_path):
+    run(plan(rows, tmp_path / "whole.jsonl"))
+    out, deaths = tmp_path / "out.jsonl", 0
+    while in_child(dying, plan(rows, out), 9 + 7 * deaths % 30) == 9:
+        deaths += 1
+        assert deaths < 100
+    assert deaths > 4
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert (tmp_path / "out.rejected.jsonl").read_bytes() == (tmp_path / "whole.rejected.jsonl").read_bytes()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert not [name for name in left if name.endswith(".tmp") or name.endswith(".work")]
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("step", range(1, 100, 9))
+def test_killed_once_at_some_step(rows, tmp_path, step):
+    """From the first file written to the last one removed."""
+    out = tmp_path / "out.jsonl"
+    run(plan(rows, tmp_path / "whole.jsonl"))
+    in_child(dying, plan(rows, out), step)
+    run(plan(rows, out))
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def interrupted(rows, out, after: int) -> None:
+    """A run that is stopped when so many shards are done."""
+    seen = []
+
+    def watch(state):
+        seen.append(state.done)
+        if len(seen) > after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(plan(rows, out), watch)
+
+
+def test_finished_shards_are_not_done_again(rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    interrupted(rows, out, after=4)
+    seen = []
+    run(plan(rows, out), lambda state: seen.append((state.before, state.done)))
+    assert seen[0] == (28, 28)
+    assert seen[-1] == (28, ROWS)
+
+
+def test_a_damaged_part_is_found_and_redone(rows, tmp_path):
+    run(plan(rows, tmp_path / "whole.jsonl"))
+    out = tmp_path / "out.jsonl"
+    interrupted(rows, out, after=6)
+    parts = sorted(stores.work_directory(out).glob("parts/*/*.jsonl"))
+    content = bytearray(parts[2].read_bytes())
+    content[40] ^= 1
+    parts[2].write_bytes(content)
+    parts[4].unlink()
+    finished = run(plan(rows, out))
+    assert finished.redone == 2
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("torn", [b'{"shard": 3, "dig', b"\x00\x00"])
+def test_a_torn_line_of_the_manifest_is_dropped(rows, tmp_path, torn):
+    run(plan(rows, tmp_path / "whole.jsonl"))
+    out = tmp_path / "out.jsonl"
+    interrupted(rows, out, after=3)
+    with (stores.work_directory(out) / stores.MANIFEST).open("ab") as file:
+        file.write(torn)
+    run(plan(rows, out))
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_other_settings_are_refused_by_name(rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    interrupted(rows, out, after=2)
+    with pytest.raises(InputError, match=r"dtype: was not set, is bfloat16"):
+        run(plan(rows, out, settings={"dtype": "bfloat16"}))
+    rows.write_text(rows.read_text() + '{"id": "one more", "text": "abc"}\n')
+    with pytest.raises(InputError, match="input: was"):
+        run(plan(rows, out))
+    finished = run(plan(rows, out, resume=False))
+    assert finished.totals["rows"] == ROWS
+
+
+def test_a_finished_output_is_kept(rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    first = run(plan(rows, out))
+    again = run(plan(rows, out))
+    assert first.fresh
+    assert not again.fresh
+    assert again.summary == first.summary
+    with pytest.raises(InputError, match="other settings"):
+        run(plan(rows, out, settings={"seed": 1}))
+    out.write_text("something else\n")
+    with pytest.raises(InputError, match="is not what the run wrote"):
+        run(plan(rows, out))
+    foreign = tmp_path / "mine.jsonl"
+    foreign.write_text("precious\n")
+    with pytest.raises(InputError, match="is there already"):
+        run(plan(rows, foreign))
+    assert foreign.read_text() == "precious\n"
+    assert not stores.work_directory(foreign).exists()
+
+
+def test_one_run_at_a_time(rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    with locked(stores.work_directory(out)), pytest.raises(InputError, match="Another process is at work"):
+        run(plan(rows, out))
+
+
+def test_strict_stops_at_the_first_bad_row(rows, tmp_path):
+    for _ in range(2):  # also when the bad row was met by an earlier run
+        with pytest.raises(InputError, match="Line 18 cannot be scored"):
+            run(plan(rows, tmp_path / "out.jsonl", strict=True))
+    assert run(plan(rows, tmp_path / "out.jsonl")).totals["rejected"] == 1
+
+
+def test_rows_that_are_all_bad_give_an_empty_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("nothing\n" * 20)
+    finished = run(plan(path, tmp_path / "out.jsonl"))
+    assert finished.totals["rejected"] == 20
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+    path.write_text("\n")
+    with pytest.raises(InputError):
+        run(plan(path, tmp_path / "none.jsonl"))
+    assert not stores.work_directory(tmp_path / "none.jsonl").exists()
+
+
+def test_processes_give_the_same_file_and_replace_the_dead(rows, tmp_path):
+    lines = rows.read_text().splitlines()
+    lines[30] = json.dumps({"id": "row 30", "text": "fatal"})
+    rows.write_text("\n".join(lines))
+    (tmp_path / "met").touch()
+    run(plan(rows, tmp_path / "one.jsonl", job={"met": str(tmp_path / "met")}))
+    (tmp_path / "met").unlink()
+    run(plan(rows, tmp_path / "two.jsonl", executor=Processes(2), job={"met": str(tmp_path / "met")}))
+    assert (tmp_path / "met").exists()
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+
+
+def test_a_full_disk_loses_nothing(rows, tmp_path, monkeypatch):
+    out, real, calls = tmp_path / "out.jsonl", os.fsync, []
+
+    def full(handle):
+        calls.append(handle)
+        if len(calls) == 12:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InfodisError, match=r"No space left on device.*the same command goes on"):
+        run(plan(rows, out))
+    monkeypatch.undo()
+    run(plan(rows, tmp_path / "whole.jsonl"))
+    run(plan(rows, out))
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_parquet_holds_the_same_rows(rows, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run(plan(rows, tmp_path / "out.jsonl"))
+    run(plan(rows, tmp_path / "out.parquet"))
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    found = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [{k: v for k, v in row.items() if v is not None} for row in found] == records

@@ -1,0 +1,251 @@
+"""`infodis score | ratio | choose | perplexity` as people run them."""
+
+import csv
+import gzip
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import infodis
+from infodis.cli import app
+
+TEXTS = ["the cat sat on the mat", "seven wizards", "a", "the capital of france is paris", "zzzz qqqq"]
+FEW = ["--evaluations", "16", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The commands set the threads of this process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def invoke(*arguments, code=0, input=None):
+    found = CliRunner().invoke(app, [str(argument) for argument in arguments], input=input)
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    assert found.exit_code == code, found.output
+    return found
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(TEXTS)))
+    return path
+
+
+def test_score_is_nll_of_every_row(rows, tmp_path):
+    found = invoke("score", rows, "--out", tmp_path / "out.jsonl", *FEW, "--per-token")
+    model = infodis.load("text8-tiny")
+    for record, text in zip(read(tmp_path / "out.jsonl"), TEXTS, strict=True):
+        alone = infodis.nll(model, model.encode(text), evaluations=16)
+        assert record["value"] == pytest.approx(alone.value, abs=1e-3)
+        assert record["standard_error"] == pytest.approx(alone.standard_error, abs=1e-3)
+        assert record["evaluations"] == alone.evaluations
+        assert record["bits_per_byte"] == pytest.approx(alone.value / math.log(2) / len(text), abs=1e-3)
+        assert sum(record["per_token"]) == pytest.approx(record["value"], abs=1e-4)
+        assert record["model"] == model.fingerprint
+    assert "bits per byte" in found.output
+    assert read(tmp_path / "out.jsonl")[2]["evaluations"] == 1  # one token: one forward row
+
+
+def test_all_inputs_give_the_same_records(rows, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    invoke("score", rows, "--out", tmp_path / "out.jsonl", *FEW)
+    expected = [record["value"] for record in read(tmp_path / "out.jsonl")]
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *enumerate(TEXTS)])
+    (tmp_path / "rows.txt").write_text("\n".join(TEXTS))
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(rows.read_bytes()))
+    parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "rows.parquet")
+    for name in ("rows.csv", "rows.txt", "packed.jsonl.gz", "rows.parquet"):
+        out = tmp_path / f"{name}.out.jsonl"
+        invoke("score", tmp_path / name, "--out", out, *FEW)
+        assert [record["value"] for record in read(out)] == expected, name
+    piped = invoke("score", "-", *FEW, input=rows.read_text())
+    assert [json.loads(line)["value"] for line in piped.stdout.splitlines()] == expected
+
+
+def test_bad_rows_are_rejected_and_the_exit_code_says_so(rows, tmp_path):
+    long = "a" * 400
+    bad = [
+        "not json",
+        '{"id": 0, "text": "again"}',
+        '{"text": 3}',
+        '{"text": ""}',
+        json.dumps({"text": long}),
+        '{"text": "A"}',
+    ]
+    rows.write_text(rows.read_text() + "\n".join(bad) + "\n")
+    out = tmp_path / "out.jsonl"
+    invoke("score", rows, "--out", out, *FEW, code=3)
+    assert len(read(out)) == len(TEXTS)
+    assert [row["line"] for row in read(tmp_path / "out.rejected.jsonl")] == [6, 7, 8, 9, 10, 11]
+    cut = tmp_path / "cut.jsonl"
+    invoke("score", rows, "--out", cut, *FEW, "--truncate", "left", code=3)
+    assert read(cut)[-1]["truncated"] == 400 - 256
+
+
+def test_a_standard_error_is_reached_where_it_is_asked_for(rows, tmp_path):
+    invoke("score", rows, "--out", tmp_path / "out.jsonl", "--standard-error", "1.0", "--threads", "1")
+    invoke("score", rows, "--out", tmp_path / "share.jsonl", "--relative", "0.02", "--threads", "1")
+    for record, other in zip(read(tmp_path / "out.jsonl"), read(tmp_path / "share.jsonl"), strict=True):
+        assert record["stopped"] == "exact" or record["standard_error"] <= 1.0
+        assert other["stopped"] == "exact" or other["standard_error"] <= 0.02 * other["value"]
+
+
+def test_dry_run_writes_nothing(rows, tmp_path):
+    found = invoke("score", rows, "--out", tmp_path / "out.jsonl", *FEW, "--dry-run")
+    assert "5 in 1 shards" in found.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl"]
+
+
+def test_other_settings_on_resume_are_named(rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    invoke("score", rows, "--out", out, *FEW)
+    before = out.read_bytes()
+    for change in (["--seed", "1"], ["--dtype", "bfloat16"], ["--design", "orders"], ["--model", "dna-tiny"]):
+        with pytest.raises(infodis.errors.InputError, match=rf"{change[0].strip('-')}: was"):
+            invoke("score", rows, "--out", out, *FEW, *change)
+    assert out.read_bytes() == before
+    assert "Nothing was left to do" in invoke("score", rows, "--out", out, *FEW).output
+    invoke("score", rows, "--out", out, *FEW, "--seed", "1", "--no-resume")
+    assert out.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["score", "ROWS", "--out", "nowhere/out.jsonl"], "There is no directory"),
+        (["score", "ROWS", "--out", "out.xlsx"], "ends in .jsonl or .parquet"),
+        (["score", "ROWS", "--model", "no-such-model"], "There is no model"),
+        (["score", "absent.jsonl"], "absent.jsonl"),
+        (["score", "ROWS", "--design", "best"], "A design is one of"),
+        (["score", "ROWS", "--engine", "spark"], "local or ray"),
+        (["score", "ROWS", "--field", "words"], "text=sentence"),
+        (["score", "ROWS", "--truncate", "middle"], "left or right"),
+        (["score", "ROWS", "--standard-error", "-1"], "must be positive"),
+        (["choose", "ROWS", "--normalise", "words"], "none, token or byte"),
+        (["choose", "ROWS", "--alpha", "2"], "alpha"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(rows, tmp_path, arguments, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(infodis.errors.InfodisError, match=message):
+        invoke(*[str(rows) if argument == "ROWS" else argument for argument in arguments])
+    assert not list(tmp_path.glob("*.work"))
+
+
+def test_ratio_against_log_ratio(tmp_path):
+    path, out = tmp_path / "pairs.jsonl", tmp_path / "out.jsonl"
+    triplets = [("the king of ", "england", "qwxzjkv"), ("two and two is ", "four", "three hundred")]
+    with path.open("w") as file:
+        for prompt, chosen, rejected in triplets:
+            file.write(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}) + "\n")
+    invoke("ratio", path, "--out", out, "--evaluations", "64", "--threads", "1")
+    model = infodis.load("text8-tiny")
+    for record, (prompt, chosen, rejected) in zip(read(out), triplets, strict=True):
+        given = range(len(prompt))
+        whole = [
+            infodis.nll(model, model.encode(prompt + text), context=given, evaluations=256)
+            for text in (chosen, rejected)
+        ]
+        exact = whole[1].value - whole[0].value
+        error = math.hypot(record["standard_error"], *(side.standard_error for side in whole))
+        assert abs(record["value"] - exact) < 5 * error + 1e-3  # false alarms: fewer than 1 in 10^6, were errors normal
+    same = tmp_path / "same.jsonl"
+    invoke("ratio", path, "--out", same, "--reference", "text8-tiny", "--evaluations", "16", "--threads", "1")
+    assert [(record["quantity"], record["value"]) for record in read(same)] == [("margin", 0.0)] * 2
+
+
+def test_choose_names_the_right_ending(tmp_path):
+    path, out = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
+    row = {"prompt": "the capital of ", "choices": ["xqzjv kkq", "france is", "wwwwwwwww"], "answer": 1}
+    path.write_text(json.dumps(row) + "\n" + json.dumps({**row, "choices": "none"}) + "\n")
+    found = invoke("choose", path, "--out", out, "--threads", "1", code=3)
+    (record,) = read(out)
+    assert record["choice"] == 1
+    assert record["decided"]
+    assert sorted(record["ranking"]) == [0, 1, 2]
+    assert record["evaluations"] < 3 * 128
+    assert "accuracy" in found.output
+
+
+def test_perplexity_of_documents_and_of_a_text(tmp_path):
+    text = " ".join(TEXTS) * 8
+    (tmp_path / "novel.txt").write_text(text)
+    with (tmp_path / "documents.jsonl").open("w") as file:
+        for start in range(0, len(text), 200):
+            file.write(json.dumps({"text": text[start : start + 200]}) + "\n")
+    one = invoke("perplexity", tmp_path / "novel.txt", "--out", tmp_path / "one.jsonl", "--stride", "128", *FEW)
+    assert "± windows" in one.output
+    many = invoke("perplexity", tmp_path / "documents.jsonl", "--out", tmp_path / "many.jsonl", *FEW)
+    assert "± documents" in many.output
+    for name in ("one", "many"):
+        records = read(tmp_path / f"{name}.jsonl")
+        assert sum(record["tokens"] for record in records) == len(text)
+        assert sum(record["bytes"] for record in records) == pytest.approx(len(text), abs=1e-3)
+
+
+def test_sigterm_stops_within_seconds_and_the_rest_is_done_later(tmp_path):
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": f"{text} {'abcdefghij'[n % 10]}"}) + "\n" for n in range(100) for text in TEXTS)
+    )
+    command = [sys.executable, "-m", "infodis", "score", path, "--out", out, "--shard-rows", "5", "--threads", "1"]
+    process = subprocess.Popen([str(part) for part in command], stderr=subprocess.PIPE, text=True)
+    work = tmp_path / "out.jsonl.work"
+    while len(list(work.glob("parts/*/*.jsonl"))) < 2 and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    begin = time.monotonic()
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert time.monotonic() - begin < 10
+    assert "the same command goes on" in told
+    assert len(list(work.glob("parts/*/*.jsonl"))) >= 2
+
+
+def test_no_socket_is_opened(rows, tmp_path, monkeypatch):
+    import socket
+
+    def refused(*arguments, **options):
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    invoke("score", rows, "--out", tmp_path / "out.jsonl", *FEW)
+
+
+def test_a_row_for_which_the_model_says_nan_is_rejected_alone(rows, tmp_path, monkeypatch):
+    from infodis.nets.network import Network
+
+    costs = Network.costs
+
+    def broken(self, features, tokens):
+        found = costs(self, features, tokens)
+        found[tokens == self.vocab_size - 1] = math.nan
+        return found
+
+    monkeypatch.setattr(Network, "costs", broken)
+    out = tmp_path / "out.jsonl"
+    model = infodis.load("text8-tiny")
+    marked = [n for n, text in enumerate(TEXTS) if (model.encode(text) == model.vocab_size - 1).any()]
+    invoke("score", rows, "--out", out, *FEW, code=3)
+    assert [row["id"] for row in read(tmp_path / "out.rejected.jsonl")] == marked
+    assert len(read(out)) == len(TEXTS) - len(marked)
