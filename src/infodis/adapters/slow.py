@@ -99,6 +99,12 @@ def vocabulary(directory: Path) -> dict[str, int]:
 
 def chat_prompt(directory: Path, prompt: str) -> str:
     """What a model sees when a user says `prompt`, up to where it would begin to answer."""
+    said = [{"role": "user", "content": prompt}]
+    return str(_chat_tokenizer(directory).apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+
+
+@functools.lru_cache(maxsize=4)
+def _chat_tokenizer(directory: Path) -> Any:
     try:
         import transformers
     except ImportError as error:
@@ -111,5 +117,4 @@ def chat_prompt(directory: Path, prompt: str) -> str:
         raise InputError(f"The tokenizer of {directory} cannot be loaded: {error}") from error
     if not tokenizer.chat_template:
         raise InputError(f"{directory} has no chat template: it is not an instruct model. Leave chat out.")
-    said = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+    return tokenizer

@@ -1,12 +1,13 @@
 """Options that commands share, in groups: a group is a value, and a command that takes one gets all of its options."""
 
+import copy
 import dataclasses
 import functools
 import inspect
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -29,10 +30,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         kinds = typing.get_type_hints(groups[name], include_extras=True)
         for field in dataclasses.fields(groups[name]):
             default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            kind = _in_panel(kinds[field.name], groups[name].PANEL)
             parameters.append(
-                inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kinds[field.name]
-                )
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
             )
 
     @functools.wraps(command)
@@ -45,13 +45,28 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     expanded.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    expanded.__doc__ = _flowing(inspect.getdoc(command) or "")
     del expanded.__wrapped__
     return expanded
+
+
+def _in_panel(kind: Any, panel: str) -> Any:
+    """An option's type, shown under a heading of its own in --help."""
+    option = copy.copy(kind.__metadata__[0])
+    option.rich_help_panel = panel
+    return Annotated[kind.__origin__, option]
+
+
+def _flowing(text: str) -> str:
+    """Paragraphs without line ends, which --help would keep."""
+    return "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in text.split("\n\n"))
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
     """Which model, and how it computes."""
+
+    PANEL: ClassVar = "Model"
 
     model: Annotated[
         str,
@@ -99,6 +114,8 @@ class ModelOptions:
 class PrecisionOptions:
     """How much to spend."""
 
+    PANEL: ClassVar = "Precision"
+
     evaluations: Annotated[
         int | None, typer.Option(min=1, help="Forward rows for each row: 128; with a standard error at most 4,096.")
     ] = None
@@ -126,6 +143,8 @@ class PrecisionOptions:
 @dataclasses.dataclass(frozen=True)
 class ReadingOptions:
     """How rows are read."""
+
+    PANEL: ClassVar = "Rows"
 
     fields: Annotated[
         list[str] | None, typer.Option("--field", help="Where a field has another name: text=sentence. Repeatable.")
@@ -157,6 +176,8 @@ class ReadingOptions:
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
     """Where results go, and who does the work."""
+
+    PANEL: ClassVar = "Run"
 
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help=".jsonl or .parquet. Without it records go to standard output.")
