@@ -6,16 +6,19 @@ import multiprocessing
 import os
 
 import pytest
+import torch
 from instant import InstantScore
 
 from infodis.bench.engine import instant
 from infodis.engine import store as stores
 from infodis.engine.local import InProcess, Processes
 from infodis.engine.run import Plan, run
+from infodis.engine.summary import PerplexitySummary, Rate
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request, nll
 from infodis.files import locked
 from infodis.inputs import cut
+from infodis.rng import stream
 
 ROWS = 60
 
@@ -266,3 +269,40 @@ def test_parquet_holds_the_same_rows(rows, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     found = parquet.read_table(tmp_path / "out.parquet").to_pylist()
     assert [{k: v for k, v in row.items() if v is not None} for row in found] == records
+
+
+def test_a_rate_has_the_error_of_a_ratio_estimator():
+    """Against the textbook formula, and against repeated draws of units with a known rate."""
+    generator = stream(0, "rates")
+    rates = []
+    for _ in range(300):
+        below = torch.randint(5, 50, (40,), generator=generator).double()
+        above = below * 2.0 + below.sqrt() * torch.randn(40, generator=generator, dtype=torch.float64)
+        rate = Rate()
+        for one, other in zip(above.tolist(), below.tolist(), strict=True):
+            rate.add(one, other, 0.25)
+        rates.append(rate.result())
+        value = above.sum() / below.sum()
+        spread = ((above - value * below) ** 2).sum() * 40 / 39
+        assert rates[-1]["value"] == pytest.approx(float(value))
+        assert rates[-1]["sampling_error"] == pytest.approx(float(spread.sqrt() / below.sum()), rel=1e-6)
+        assert rates[-1]["monte_carlo_error"] == pytest.approx(math.sqrt(40 * 0.25) / float(below.sum()))
+    scores = torch.tensor([(one["value"] - 2.0) / one["sampling_error"] for one in rates])
+    # 300 scores of about unit variance: 4.5 standard errors, false alarms fewer than 1 in 10^5
+    assert abs(float(scores.mean())) < 4.5 / math.sqrt(300)
+    assert abs(float(scores.std()) - 1) < 4.5 / math.sqrt(600) + 0.03
+
+
+def test_documents_are_the_units_of_a_corpus():
+    """Windows of a document that are all alike must not count as independent."""
+    summary, flat = PerplexitySummary(), PerplexitySummary()
+    for document in range(10):
+        for window in range(20):
+            record = {"value": 10.0 + document, "tokens": 10, "bytes": 10.0, "standard_error": 0.0, "evaluations": 1}
+            summary.add({"id": document, **record})
+            flat.add({"id": 0, "window": window, **record})
+    found, naive = summary.result(), flat.result()
+    assert (found["units"], naive["units"]) == ("documents", "windows")
+    assert found["bits_per_token"]["value"] == naive["bits_per_token"]["value"]
+    ratio = found["bits_per_token"]["sampling_error"] / naive["bits_per_token"]["sampling_error"]
+    assert ratio == pytest.approx(math.sqrt(20 * 10 / 9 / (200 / 199)), rel=1e-9)
