@@ -66,7 +66,7 @@ def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[st
     from infodis.engine.run import Plan, run
     from infodis.engine.store import settled
 
-    threads = options.threads or settled(out, "threads") or max(1, (os.cpu_count() or 1) // options.workers)
+    threads = options.threads or settled(out, "threads") or _threads(options)
     plan = Plan(
         out=out,
         job=job,
@@ -85,6 +85,11 @@ def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[st
         kept = "" if options.out is None else " What was finished is kept: the same command goes on from there."
         progress_console.print(f"Stopped.{kept}", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _threads(options: RunOptions) -> int:
+    """Of a worker: all cores together."""
+    return options.threads or max(1, (os.cpu_count() or 1) // options.workers)
 
 
 def _executor(options: RunOptions) -> "Executor":
@@ -119,6 +124,9 @@ def _report(finished: "Finished", options: RunOptions, tell: Tell) -> None:
 
 
 def _dry_run(job: "Job", cut: Cut, options: RunOptions) -> Table:
+    import torch
+
+    torch.set_num_threads(_threads(options))
     with tempfile.TemporaryDirectory() as scratch:
         source = cut(Path(scratch))
         scorer = job.open()
