@@ -16,7 +16,7 @@ LOCK = ".lock"
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """A fresh directory to write into, which becomes `path` when all is written and on disk."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished = path.parent / _unfinished(path)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
@@ -36,7 +36,7 @@ def atomic_file(path: Path, *, within: Path | None = None) -> Iterator[Path]:
 
     `within` is a directory of the same file system for it to lie in meanwhile; by default where `path` will be.
     """
-    unfinished = (within or path.parent) / f".{path.name}.{os.getpid()}.tmp"
+    unfinished = (within or path.parent) / _unfinished(path)
     try:
         yield unfinished
         sync(unfinished)
@@ -44,6 +44,11 @@ def atomic_file(path: Path, *, within: Path | None = None) -> Iterator[Path]:
         sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path) -> str:
+    """A name that no other process uses, on this machine or on one that shares its files."""
+    return f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp"
 
 
 def atomic_text(path: Path, text: str, *, within: Path | None = None) -> None:

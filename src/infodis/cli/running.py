@@ -88,7 +88,9 @@ def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[st
 
 
 def _threads(options: RunOptions) -> int:
-    """Of a worker: all cores together."""
+    """Of a worker: all cores together; on a cluster, what Ray sets aside for it."""
+    if options.engine == "ray":
+        return options.threads or max(1, int(options.worker_cpus))
     return options.threads or max(1, (os.cpu_count() or 1) // options.workers)
 
 
@@ -169,7 +171,8 @@ class Watching:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._bar.stop()
+        if progress_console.is_terminal:
+            self._bar.stop()
 
     def __call__(self, state: "State") -> None:
         now = time.monotonic()

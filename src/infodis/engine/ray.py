@@ -36,6 +36,9 @@ WINDOW, WINDOW_PER_WORKER = 10_000, 100
 OBJECT_STORE = 2**27
 """Bytes that a local Ray sets aside for objects. Ours are small."""
 
+KNOCK_SECONDS = 10.0
+"""For a cluster to answer."""
+
 BLOCK = 2**20
 """Bytes that Ray Data expects of a result. By its own guess, 128 MB, few workers would fit into the object store."""
 
@@ -62,11 +65,6 @@ class RayActors:
                 raise InputError(
                     f"A worker takes a share of one or a whole number of {name}, like 0.5, 1 or 2; got {share:g}."
                 )
-        if (self.address or "").startswith("ray://"):
-            raise InputError(
-                f"A Ray client address ({self.address}) cannot be used. Run this on a node of the cluster, with "
-                "--ray-address auto."
-            )
 
     def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]:
         left = iter(shards)
@@ -109,9 +107,10 @@ class RayActors:
         address = self.address or os.environ.get("RAY_ADDRESS") or "local"
         own = address == "local"
         try:
+            _knock(address)
             with _silent(), _signals_kept():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **self._local(own))
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             ray.shutdown()
             where = "No Ray could be started here" if own else f"No Ray could be joined at {address}"
             raise InputError(f"{where}: {_one_line(error)}") from error
@@ -168,6 +167,7 @@ def _places(node: dict[str, float], cpus: float, gpus: float) -> int:
 def _load() -> Any:
     """Ray with its data library, where it is installed; it reports to nobody, and says nothing but errors."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     try:
         import ray
         import ray.data
@@ -176,6 +176,16 @@ def _load() -> Any:
     for handler in logging.getLogger("ray.data").handlers:
         handler.setLevel(logging.CRITICAL)
     return ray
+
+
+def _knock(address: str) -> None:
+    """Ray tries for minutes where nobody answers, and is of little use through its client (ray://)."""
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in address:
+        raise ValueError("An address is host:port of the head, or auto on a node of the cluster.")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
 
 
 @contextlib.contextmanager
