@@ -52,21 +52,26 @@ def start(arguments: list[str]) -> subprocess.Popen:
     return subprocess.Popen(arguments, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def finish(arguments: list[str]) -> float:
-    begin = time.monotonic()
+def finish(arguments: list[str], work: Path) -> float:
+    """Run to the end; the seconds until the first shard was finished."""
+    begin, first = time.monotonic(), 0.0
     process = start(arguments)
-    _, told = process.communicate()
+    while process.poll() is None:
+        time.sleep(0.02)
+        if not first and any(work.glob("parts/*/*.jsonl")):
+            first = time.monotonic() - begin
+    told = process.communicate()[1]
     assert process.returncode == 3, f"exit code {process.returncode}: {told.decode()}"
-    return time.monotonic() - begin
+    return first
 
 
-def kill(process: subprocess.Popen, draw: random.Random, *, after: float) -> bool:
+def kill(process: subprocess.Popen, *, after: float) -> bool:
     """Whether it was still there to be killed."""
     try:
-        process.wait(draw.uniform(0.3, 1) * after)
+        process.wait(after)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.communicate()
         return True
     return False
 
@@ -86,15 +91,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         write_rows(place / "rows.jsonl", draw)
-        whole = finish(command(place / "rows.jsonl", place / "whole.jsonl", []))
+        whole = place / "whole.jsonl"
+        until_first = finish(command(place / "rows.jsonl", whole, []), place / "whole.jsonl.work")
         killed = runs = 0
         while killed < given.kills:
             runs += 1
             out = place / f"out{runs}.jsonl"
             arguments = command(place / "rows.jsonl", out, engine)
-            while killed < given.kills and kill(start(arguments), draw, after=1.2 * whole):
+            while killed < given.kills and kill(start(arguments), after=draw.uniform(0.6, 1.3) * until_first):
                 killed += 1
-            finish(arguments)
+            finish(arguments, place / "none")
             for suffix in (".jsonl", ".rejected.jsonl"):
                 assert out.with_suffix(suffix).read_bytes() == (place / f"whole{suffix}").read_bytes(), out
             left = [path.name for path in place.glob(f"*out{runs}*") if path.suffix not in (".jsonl", ".json")]

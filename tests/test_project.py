@@ -29,7 +29,7 @@ LAYERS = [
     {"adapters", "information"},
     {"model"},
     {"train", "doctor", "inputs"},
-    {"engine"},
+    {"engine", "integrations"},
     {"bench"},
     {"cli"},
     {"__main__"},

@@ -29,8 +29,8 @@ _HOME = {
 _MODULES = (
     *("adapters", "batching", "bench", "bounds", "checkpoint", "choose", "consistency", "control", "data", "design"),
     *("doctor", "dse", "engine", "errors", "estimate", "files", "gaussian", "influence", "information", "inputs"),
-    *("item", "loss", "model", "nets", "observe", "oracle", "perplexity", "plotting", "predictor", "process"),
-    *("quadrature", "ratio", "rng", "sampling", "schedule", "train"),
+    *("integrations", "item", "loss", "model", "nets", "observe", "oracle", "perplexity", "plotting", "predictor"),
+    *("process", "quadrature", "ratio", "rng", "sampling", "schedule", "train"),
 )
 
 __all__ = ["Estimate", "dse_nll", "gaussian_nll", "load", "log_ratio", "nll", "order_nll"]

@@ -5,28 +5,29 @@ cheap replicates of the same design from the same uniform numbers, round after r
 differences of scores. A choice that can no longer win at level alpha stops being evaluated, so rows go where the race
 is close.
 
-**When a choice is out.** For two choices let d be the differences of their scores, one per replicate, n of them, with
-mean D and S the sum of their squared deviations from it. If they are normal with some mean and any variance, then
+**When a choice is out.** For two choices let there be n differences of scores, one per replicate, with mean D and S the
+sum of their squared deviations from it. With T the distribution function of Student's t with n degrees of freedom,
 
     e = 2 T(z) (1 + n g)^(-1/2) [(S + n D^2) / (S + n D^2 / (1 + n g))]^(n/2),
-    z = n D (n g / (1 + n g) / (S + n D^2 / (1 + n g)))^(1/2)                                              [eq:race]
+    z = n D [n g / (1 + n g) / (S + n D^2 / (1 + n g))]^(1/2)                                              [eq:race]
 
-with T the distribution function of Student's t with n degrees of freedom, starts at most at 1 on average and does not
-grow on average unless the mean is positive: it exceeds 1 / alpha *at any time* with probability at most alpha. (It is
-the Bayes factor of a positive against a zero mean; the prior of mean / standard deviation is half-normal with variance
-g.) The best choice has K - 1 rivals. The mean of its e over them is such a process too, so that a choice whose mean
-reaches 1 / alpha is out, and the best one is ever out with probability at most alpha.
+is a Bayes factor: a positive mean, whose ratio to the standard deviation is half-normal with variance g, against none.
+If differences are normal with a mean of at most 0 and any variance, the expectation of e is at most 1 *whenever one
+stops*, so that it ever reaches 1 / alpha with probability at most alpha. The best choice has K - 1 rivals. The mean of
+their e against it is at most 1 in expectation too; a choice is out when that mean reaches 1 / alpha. So the best one is
+ever out with probability at most alpha.
 
-Replicates are sums over a few rows and only nearly normal. `FEWEST` of them are drawn before the first look; the tests
-measure how often the wrong choice wins on chains with known answers.
+Differences are only nearly normal. `PowerCount` is made to keep them so with a single row each; the tests measure how
+often the wrong choice wins on chains with known answers. What no test of this kind can see is a surprise so rare that
+no row has met it.
 
-**What is subtracted.** The first rows of a choice are a pilot. Afterwards a control is fitted to all rows of *earlier*
-rounds and subtracted from the next ones: their mean is what it was, whatever was seen before.
+**What is subtracted.** A control, fitted to *earlier* rows of the same choice. It knows nothing of the masks that it is
+applied to, so that every difference has the same mean whatever was seen before; only its variance falls with time.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex
 
 import torch
@@ -35,31 +36,75 @@ from torch import Tensor
 
 from infodis.batching import Batching, run
 from infodis.control import Control, Neighbours, neighbour_map, predict
-from infodis.design import LONGEST_ENUMERATION, Enumerate, Layout, MaskDesign, Tiled, numbers
+from infodis.design import (
+    Auto,
+    Enumerate,
+    Keys,
+    Layout,
+    Levels,
+    MaskDesign,
+    StratifiedCount,
+    Tiled,
+    WeightedMasks,
+    numbers,
+)
 from infodis.errors import InputError
-from infodis.estimate import Tokens, check_seed, read_items
+from infodis.estimate import Request, Tokens, check_seed, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
 from infodis.rng import key, stream
 
-FEWEST = 6
-"""Replicates before the first look."""
+FEWEST = 8
+"""Replicates before the first look. With fewer than seven [eq:race] cannot reach 100."""
 
-PILOT = 8
-"""Rows that only teach the control what to expect."""
+BLOCK = 4
+"""Replicates, or a quarter of those before them if that is more, that share what a control has learned."""
 
 SMALL = 15
 """Masks that are all asked about, instead of drawing some: targets of up to four tokens are exact."""
 
-SPREAD = 1.0
+SPREAD = 0.5
 """g of [eq:race]: the variance of mean / standard deviation of a replicate's difference, as the prior has it."""
 
 ROUNDING = 1e-6
 """Relative differences of scores that are not told apart."""
 
 Scores = Float64[Tensor, "choices replicates"]
-Drawn = tuple[Float64[Tensor, "replicates rows"], Float64[Tensor, "replicates rows target"]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerCount(MaskDesign):
+    """Size k with probability p(k) proportional to k^-power, weight 1 / (k p(k)) [eq:power-count]. Unbiased.
+
+    `UniformCount` is power 0, `TimeFree` is power 1. A sum of k surprisals, less their means, grows with the square
+    root of k: at power 1/2 small and large masks contribute equally to the spread, so that single rows have no long
+    tails. Several rows of a replicate are stratified.
+    """
+
+    power: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.power <= 1:
+            raise InputError(f"PowerCount needs a power from 0 to 1, got {self.power}.")
+
+    def layout(self, length: int, rows: int) -> Layout:
+        if length < 1 or rows < 2:
+            raise InputError(f"A standard error needs a target and two rows, got {length} positions and {rows} rows.")
+        return Layout(replicates=rows, rows=1)
+
+    def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
+        rows, length = keys.shape[-2:]
+        share = torch.arange(1, length + 1, dtype=torch.float64) ** -self.power
+        share = share / share.sum()
+        strata = (torch.arange(rows) + levels) / rows
+        sizes = 1 + torch.searchsorted(share.cumsum(0)[:-1].contiguous(), strata.contiguous(), right=True)
+        masked = keys.argsort(-1).argsort(-1) < sizes.unsqueeze(-1)
+        return masked, masked * (1 / (rows * sizes * share[sizes - 1])).unsqueeze(-1)
+
+
+OPEN = (Auto, PowerCount, StratifiedCount, Tiled)
+"""Designs whose replicates may have any number of rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +115,11 @@ class Race:
     """The probability at which a wrong choice may be decided on."""
     evaluations: int = 128
     """The most forward rows per choice."""
-    design: MaskDesign = Tiled(power=0.5)
-    rows: int = 4
-    """Of a replicate, for designs that leave it open."""
+    design: MaskDesign = PowerCount()
+    rows: int = 1
+    """Of a replicate, where the design leaves that open."""
     control: Control | None = Neighbours()
-    chance: float = 0.1
+    chance: float = 0.3
     """A race ends undecided when the chance to decide it within the budget falls below this; 0 spends it all."""
 
     def __post_init__(self) -> None:
@@ -90,6 +135,14 @@ class Race:
             raise InputError(f"alpha must lie between 0 and 1, got {self.alpha!r}.")
         if not isinstance(self.chance, int | float) or not 0 <= self.chance < 1:
             raise InputError(f"chance must be at least 0 and below 1, got {self.chance!r}.")
+
+    def each(self, target: int) -> int:
+        """The rows of a replicate for a target of so many tokens: all masks if they are few."""
+        masks = 2**target - 1
+        if masks <= min(self.evaluations, SMALL):
+            return masks
+        layout = self.design.layout(target, self.evaluations)
+        return min(self.rows, layout.rows) if isinstance(self.design, OPEN) else layout.rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +207,7 @@ def choose(
     sizes: Sequence[float] | None = None,
     alpha: float = 0.01,
     evaluations: int = 128,
-    design: MaskDesign = Tiled(power=0.5),
+    design: MaskDesign = PowerCount(),
     seed: SupportsIndex = 0,
     batch_size: int | None = None,
 ) -> Verdict:
@@ -172,12 +225,12 @@ def choose(
         batch_size: at most so many rows per call of the predictor. It changes no result.
 
     >>> from infodis import oracle
-    >>> chain = oracle.MarkovChain.random(order=1, vocab_size=3, temperature=0.1)
-    >>> verdict = choose(chain, [[0, 0, 1, 2, 0, 1, 2, 0], [0, 0, 2, 2, 2, 1, 1, 0, 0, 0]], context=range(2))
-    >>> verdict.leader, verdict.decided
-    (0, True)
+    >>> chain = oracle.MarkovChain.random(order=1, vocab_size=3, temperature=0.2)
+    >>> verdict = choose(chain, [[0, 2, 1, 0, 2, 1, 0, 2], [0, 0, 1, 1, 2, 2, 0, 1]], context=[0])
+    >>> verdict.leader, verdict.decided, verdict.evaluations < 2 * 128
+    (1, True, True)
     """
-    race = Race(alpha, evaluations, design)
+    race, batching = Race(alpha, evaluations, design), Batching(Request(batch_size=batch_size).batch_size)
     items, single = read_items(choices, target=None, context=context)
     if single:
         raise InputError("choices must be a list of sequences, got a single sequence of token ids.")
@@ -186,7 +239,7 @@ def choose(
     name = key(*sorted(item.key for item in items))
     sizes = [1.0] * len(items) if sizes is None else list(sizes)
     racing = choosing(predictor, items, sizes, race, seed=check_seed(seed), name=name)
-    return run(racing, Batching(batch_size))
+    return run(racing, batching)
 
 
 def choosing(
@@ -198,8 +251,9 @@ def choosing(
     runners = {
         item.key: Runner.begin(predictor, item, places, race) for item, places in zip(items, columns, strict=True)
     }
-    shared = Numbers(seed, name, 1 + max(int(places[-1]) for places in columns))
-    most = min((runner.most for runner in runners.values() if not runner.small), default=1)
+    drawn = [runner.rows for runner in runners.values() if not runner.exact]
+    shared = Numbers(seed, name, max(item.target.numel() for item in items), max(drawn, default=1))
+    most = race.evaluations // max(drawn) if drawn else 1
     field = Field.of([item.key for item in items], sizes, race)
     count, until = 0, min(FEWEST, most)
     while True:
@@ -207,7 +261,7 @@ def choosing(
             runners[mine] = yield from runners[mine].go(shared, range(count, until))
         field = field.judged(runners)
         count, until = until, min(max(until + 1, until * 5 // 4), most)
-        if field.over or until <= count or field.chance(runners, most) < race.chance:
+        if field.over(runners) or until <= count or field.chance(runners, most) < race.chance:
             return field.verdict(runners, seed=seed)
 
 
@@ -252,11 +306,11 @@ class Numbers:
     seed: int
     name: int
     longest: int
+    rows: int
 
-    def draw(self, columns: Int[Tensor, " target"], rows: int, replicates: Sequence[int | str]) -> Drawn:
+    def draw(self, replicates: range) -> tuple[Levels, Keys]:
         generators = [stream(self.seed, self.name, "race", replicate) for replicate in replicates]
-        levels, keys = numbers(self.longest, Layout(len(replicates), rows), generators)
-        return levels, keys[..., columns]
+        return numbers(self.longest, Layout(len(replicates), self.rows), generators)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -276,34 +330,15 @@ class Runner:
     @staticmethod
     def begin(predictor: Predictor, item: Item, columns: Int[Tensor, " target"], race: Race) -> "Runner":
         target = item.target.numel()
-        some = torch.full((1, race.rows, target), 0.5, dtype=torch.float64)
-        rows = race.design.masks(some[..., 0], some)[0].shape[1]
+        rows = race.each(target)
         asker, seen = Asker.of(predictor, [item]), Observations.none(1, target)
         nothing = torch.zeros(0, dtype=torch.float64)
         return Runner(race, item, columns, rows, asker, seen, nothing.view(0, target), nothing)
 
     @property
-    def pilot(self) -> int:
-        """Rows to spend on the control, if there is one and the budget pays for a look besides."""
-        useless = self.race.control is None or self.race.design.telescoping
-        return 0 if useless or PILOT + FEWEST * self.rows > self.race.evaluations else PILOT
-
-    @property
-    def small(self) -> bool:
-        """Whether all masks cost no more than a first look."""
-        target, look = self.item.target.numel(), self.pilot + FEWEST * self.rows
-        return target <= LONGEST_ENUMERATION and 2**target - 1 <= min(self.race.evaluations, max(SMALL, look))
-
-    @property
-    def most(self) -> int:
-        """Replicates that the budget pays for."""
-        found = (self.race.evaluations - self.pilot) // self.rows
-        if found < 2:
-            raise InputError(
-                f"A race needs two replicates. With a target of {self.item.target.numel()}, {self.race.design} takes "
-                f"{2 * self.rows} forward rows for them; the budget is {self.race.evaluations}. Raise evaluations."
-            )
-        return found
+    def exact(self) -> bool:
+        """Whether a replicate holds all masks."""
+        return self.rows == 2 ** self.item.target.numel() - 1
 
     @property
     def impossible(self) -> bool:
@@ -320,43 +355,47 @@ class Runner:
 
     def go(self, shared: Numbers, replicates: range) -> "Conversation[Runner]":
         """The same after some more replicates."""
-        if self.small:
+        if self.exact:
             return (yield from self._enumerated())
-        drawn = [self.race.design.masks(*shared.draw(self.columns, self.rows, replicates))]
-        if self.pilot and not replicates.start:
-            drawn.insert(0, self.race.design.masks(*shared.draw(self.columns, self.pilot, ["pilot"])))
-        masked, weight = (torch.cat([part.flatten(0, 1) for part in parts]) for parts in zip(*drawn, strict=True))
-        seen = yield from self.seen.extend(self.asker, masked.unsqueeze(0))
-        grown = dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight]))
-        fresh = grown._terms(new=len(replicates) * self.rows).unflatten(0, (len(replicates), self.rows)).sum((1, 2))
-        return dataclasses.replace(grown, values=torch.cat([self.values, fresh]))
+        levels, keys = shared.draw(replicates)
+        masked, weight = self.race.design.masks(levels[:, : self.rows], keys[:, : self.rows, self.columns])
+        seen = yield from self.seen.extend(self.asker, masked.flatten(0, 1).unsqueeze(0))
+        grown = dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.flatten(0, 1)]))
+        fresh = [grown._values(block) for block in _blocks(replicates)]
+        return dataclasses.replace(grown, values=torch.cat([self.values, *fresh]))
 
     def _enumerated(self) -> "Conversation[Runner]":
         if self.values.numel():
             return self
-        blank = torch.zeros(1, 1, self.item.target.numel(), dtype=torch.float64)
+        blank = torch.zeros(1, self.rows, self.item.target.numel(), dtype=torch.float64)
         masked, weight = Enumerate().masks(blank[..., 0], blank)
         seen = yield from self.seen.extend(self.asker, masked)
         return dataclasses.replace(self, seen=seen, values=(weight * seen.surprisal).sum().reshape(1))
 
-    def _terms(self, *, new: int) -> Float64[Tensor, "new target"]:
-        """What the last rows add to their replicates, less what a control makes of the rows before them [eq:control].
-
-        The control knows nothing of the masks that it is applied to, so that the expectation stays what it is.
-        """
-        past = len(self.weight) - new
+    def _values(self, replicates: range) -> Float64[Tensor, " replicates"]:
+        """Of some replicates, less what a control makes of the rows before them [eq:control]."""
+        past, end = replicates.start * self.rows, replicates.stop * self.rows
+        masked, weight, surprisal = self.seen.masked[0, :end], self.weight[:end], self.seen.surprisal[0, :end]
         control = self.race.control
         if self.impossible:
-            return torch.full_like(self.weight[past:], math.inf)
-        plain = (self.weight * self.seen.surprisal[0])[past:]
-        if control is None or self.race.design.telescoping or past == 0:
-            return plain
-        rows = (self.seen.masked[0], self.weight, self.seen.surprisal[0])
-        columns = (part.T.contiguous().unsqueeze(0) for part in rows)
-        maps = neighbour_map(self.item.target, control.offsets).unsqueeze(0)
-        found = predict(control, *columns, folds=[(0, past), (past, past + new)], maps=maps)
-        prediction, mean = (part[0].T[past:] for part in found)
-        return plain - self.weight[past:] * prediction + mean / self.rows
+            return torch.full((len(replicates),), math.inf, dtype=torch.float64)
+        terms = (weight * surprisal)[past:]
+        if control is not None and not self.race.design.telescoping and past:
+            rows = (part.T.contiguous().unsqueeze(0) for part in (masked, weight, surprisal))
+            maps = neighbour_map(self.item.target, control.offsets).unsqueeze(0)
+            found = predict(control, *rows, folds=[(0, past), (past, end)], maps=maps)
+            prediction, mean = (part[0].T[past:] for part in found)
+            terms = terms - weight[past:] * prediction + mean / self.rows
+        return terms.unflatten(0, (len(replicates), self.rows)).sum((1, 2))
+
+
+def _blocks(replicates: range) -> Iterator[range]:
+    """Neighbouring replicates that get the same control."""
+    start = replicates.start
+    while start < replicates.stop:
+        stop = min(replicates.stop, start + max(BLOCK, start // 4))
+        yield range(start, stop)
+        start = stop
 
 
 Runners = dict[int, Runner]
@@ -379,15 +418,15 @@ class Field:
         nothing = torch.full((len(keys), len(keys)), -math.inf, dtype=torch.float64)
         return Field(keys, sizes, race, list(range(len(keys))), nothing)
 
-    @property
-    def over(self) -> bool:
+    def over(self, runners: Runners) -> bool:
         """Whether one is left, or some that nothing can tell apart."""
-        return len({(self.keys[n], self.sizes[n]) for n in self.open}) <= 1
+        alike = len({(self.keys[n], self.sizes[n]) for n in self.open}) <= 1
+        return alike or all(runners[self.keys[n]].exact for n in self.open)
 
     def scores(self, runners: Runners, choices: list[int]) -> Scores:
         """Over the replicates that the choices share. Exact ones count for every replicate of the others."""
         some = [runners[self.keys[n]] for n in choices]
-        count = min((len(runner.values) for runner in some if not runner.small), default=1)
+        count = min((len(runner.values) for runner in some if not runner.exact), default=1)
         values = [runner.values[:count].expand(count) / self.sizes[n] for n, runner in zip(choices, some, strict=True)]
         return torch.stack(values)
 
@@ -396,7 +435,7 @@ class Field:
         possible = [n for n in self.open if not runners[self.keys[n]].impossible]
         if len(possible) < 2:
             return dataclasses.replace(self, open=possible)
-        exact = torch.tensor([runners[self.keys[n]].small for n in possible])
+        exact = torch.tensor([runners[self.keys[n]].exact for n in possible])
         against, places = self.against.clone(), torch.tensor(possible)
         against[places.unsqueeze(1), places] = _evidence(self.scores(runners, possible), exact)
         mean = against.fill_diagonal_(-math.inf).logsumexp(1) - math.log(len(self.keys) - 1)
@@ -411,7 +450,7 @@ class Field:
         mine = (self.keys[self.open[leader]], self.sizes[self.open[leader]])
         rivals = [place for place, n in enumerate(self.open) if (self.keys[n], self.sizes[n]) != mine]
         lead = scores[rivals] - scores[leader]
-        t = math.sqrt(count) * lead.mean(1) / lead.std(1)
+        t = math.sqrt(count) * torch.nan_to_num(lead.mean(1) / lead.std(1), nan=-math.inf)  # 0 / 0: never
         needed = _needed(most, math.log((len(self.keys) - 1) / self.race.alpha))
         ahead = (t * math.sqrt(most / count) - needed) / math.sqrt(most / count - 1)
         return float(torch.special.ndtr(ahead).min())

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from infodis import __version__
-from infodis.cli import bench, bounds, curve, doctor, models, score
+from infodis.cli import bench, bounds, curve, doctor, lm_eval, models, score
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InfodisError
 
@@ -31,6 +31,9 @@ for command in (
     models.export,
 ):
     app.command()(command)
+
+
+app.command(context_settings=lm_eval.PASSED_ON, add_help_option=False)(lm_eval.lm_eval)
 
 
 @app.command()

@@ -1,0 +1,185 @@
+"""Requests per second in lm-evaluation-harness: ours, and a class that scores one request at a time.
+
+    python benchmarks/harness.py --data hellaswag_300.jsonl --items 300
+
+Both are model classes of the harness around the same network, and are handed the same requests: every choice of a
+multiple choice question after its context, rows {"x", "choices", "label"} of a JSONL file, in the letters of text8. The
+other class does what the harness files of diffusion models do: 128 draws a request, in batches of 16, request after
+request, sizes of masks spread evenly over a batch. Ours spends fewer draws, since each tells more. Portions of the
+questions alternate between the two, so that both meet the same machine; processor time is told beside the time that
+passed, since only the former is left alone by other programs.
+
+Standard errors are those of each request: of batches of 16 for the other class, of replicates for ours. `--race` adds
+our races, whose losers are known badly on purpose. `--truth` compares decisions with a long run of so many draws.
+"""
+
+import argparse
+import functools
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+import infodis
+from infodis.bench.peers import LladaSampler
+from infodis.integrations.lm_eval import InfodisLM
+from infodis.integrations.questions import Place, Reader
+from infodis.model import Model
+from infodis.rng import stream, uniforms
+
+DRAWS, BATCH = 128, 16
+PORTIONS = 5
+
+
+class OneAtATime(LM):
+    """A request, 128 draws in batches of 16, the next request."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model, self.reader = model, Reader(model)
+        self.errors: list[float] = []
+        self.rows = 0
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        return [(-self.nll(n, *request.args), False) for n, request in enumerate(requests)]
+
+    def nll(self, number: int, context: str, continuation: str) -> float:
+        item = self.reader.pair(Place(None, None, number), context, continuation).item
+        assert item is not None
+        tokens = item.tokens.expand(BATCH, -1)
+        found = []
+        for batch in range(DRAWS // BATCH):
+            generator = stream(0, "one at a time", item.key, batch)
+            levels = uniforms(1, BATCH, generator=generator)
+            keys = uniforms(1, BATCH, len(item.target), generator=generator)
+            hidden, weight = LladaSampler(BATCH).masks(levels, keys)
+            masked = torch.zeros(tokens.shape, dtype=torch.bool)
+            masked[:, item.target] = hidden[0]
+            cost = self.model.surprisal(tokens, masked)[:, item.target]
+            found.append(float((weight[0] * cost).sum()))
+        self.rows += DRAWS
+        spread = torch.tensor(found, dtype=torch.float64)
+        self.errors.append(float(spread.std()) / math.sqrt(len(found)))
+        return float(spread.mean())
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        raise NotImplementedError
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        raise NotImplementedError
+
+
+class Ours(InfodisLM):
+    """With the errors where the benchmark finds them."""
+
+    def __init__(self, model: Model, **given: Any) -> None:
+        super().__init__(model, greedy="never", **given)
+        self.errors: list[float] = []
+        self.rows = 0
+
+    def _keep(self, records: list[dict[str, Any]], doubts: list[Any]) -> None:
+        self.errors += [record["standard_error"] for record in records]
+        self.rows += sum(record["evaluations"] for record in records)
+
+
+def questions(path: Path, count: int) -> list[tuple[list[Instance], int]]:
+    """The requests of every question, and which choice is right."""
+    found = []
+    for number, line in enumerate(path.read_text().splitlines()[:count]):
+        row = json.loads(line)
+        texts = [" " + letters(choice) for choice in row["choices"]]
+        requests = [
+            Instance("loglikelihood", row, (letters(row["x"]), text), n, ("hellaswag", number, 1))
+            for n, text in enumerate(texts)
+        ]
+        found.append((requests, int(row["label"])))
+    return found
+
+
+def letters(text: str) -> str:
+    return re.sub("[^a-z]+", " ", text.lower()).strip()
+
+
+def decisions(answers: Sequence[tuple[float, bool]], asked: list[tuple[list[Instance], int]]) -> list[int]:
+    """The likeliest choice of every question."""
+    values = iter(answers)
+    return [max(enumerate(next(values)[0] for _ in requests), key=lambda pair: pair[1])[0] for requests, _ in asked]
+
+
+def tell(name: str, lm: Any, spent: "Time", answers: list, asked: list, truth: list[int] | None) -> None:
+    mine = decisions(answers, asked)
+    right = sum(choice == label for choice, (_, label) in zip(mine, asked, strict=True))
+    errors = torch.tensor(lm.errors, dtype=torch.float64)
+    same = "" if truth is None else f"; {sum(map(int.__eq__, mine, truth))} decisions as in the long run"
+    print(
+        f"{name}: {len(answers) / spent.passed:.2f} requests/s ({len(answers)} in {spent.passed:.1f} s, "
+        f"{spent.processor:.1f} s of processor time), "
+        f"{lm.rows / len(answers):.1f} forward rows each, standard error mean {float(errors.mean()):.3f}, "
+        f"root mean square {float(errors.square().mean().sqrt()):.3f} nats; "
+        f"{right}/{len(asked)} right{same}"
+    )
+
+
+class Time:
+    """What calls took, all together."""
+
+    def __init__(self) -> None:
+        self.passed = self.processor = 0.0
+
+    def of(self, call: Callable[[], list]) -> list:
+        passed, processor = time.perf_counter(), time.process_time()
+        found = call()
+        self.passed += time.perf_counter() - passed
+        self.processor += time.process_time() - processor
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="JSONL with x, choices and label")
+    parser.add_argument("--items", type=int, default=300, help="questions")
+    parser.add_argument("--evaluations", type=int, default=32, help="our forward rows per request")
+    parser.add_argument("--model", default="text8-tiny")
+    parser.add_argument("--truth", type=int, help="draws per request of a long run to compare decisions with")
+    parser.add_argument("--race", action="store_true", help="our races too")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    model = infodis.load(given.model)
+    asked = questions(given.data, given.items)
+    rivals: dict[str, Any] = {
+        "one at a time": OneAtATime(model),
+        "infodis": Ours(model, evaluations=given.evaluations),
+    }
+    if given.race:
+        rivals["infodis, race"] = Ours(model, evaluations=given.evaluations, race=True)
+    spent: dict[str, Time] = {name: Time() for name in rivals}
+    answers: dict[str, list] = {name: [] for name in rivals}
+    step = -(-len(asked) // PORTIONS)
+    for start in range(0, len(asked), step):
+        requests = [one for some, _ in asked[start : start + step] for one in some]
+        for name, lm in rivals.items():
+            answers[name] += spent[name].of(functools.partial(lm.loglikelihood, requests))
+    truth = None
+    if given.truth:
+        whole = [one for some, _ in asked for one in some]
+        truth = decisions(Ours(model, evaluations=given.truth, seed=1).loglikelihood(whole), asked)
+    for name, lm in rivals.items():
+        tell(name, lm, spent[name], answers[name], asked, truth)
+    for name in list(rivals)[1:]:
+        other = spent["one at a time"]
+        print(
+            f"{name}: {other.passed / spent[name].passed:.2f} times as many requests per second, "
+            f"{other.processor / spent[name].processor:.2f} times as many per second of processor time"
+        )
+
+
+if __name__ == "__main__":
+    main()

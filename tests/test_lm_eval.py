@@ -1,0 +1,493 @@
+"""lm-evaluation-harness with our model class: exact on oracles, resumable, and through its real command line."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+import infodis
+from infodis.adapters import Opened
+from infodis.data import Characters
+from infodis.errors import InputError, PredictorError
+from infodis.integrations import scorer as scoring
+from infodis.integrations.cache import Cache
+from infodis.integrations.generation import Wish, Writer
+from infodis.integrations.lm_eval import InfodisLM
+from infodis.integrations.questions import Answer, Place, Reader
+from infodis.integrations.report import flips
+from infodis.integrations.settings import Settings
+from infodis.model import Model
+from infodis.nets.network import Network
+from infodis.oracle import MarkovChain
+from infodis.rng import stream
+
+ROOT = Path(__file__).parents[1]
+TASKS = ROOT / "tests" / "tasks"
+LETTERS = "abcd"
+
+
+class OracleNetwork(Network):
+    """An exact distribution as a network."""
+
+    pads = False
+
+    def __init__(self, oracle):
+        super().__init__()
+        self.oracle = oracle
+        self.vocab_size = self.tokens = oracle.vocab_size
+        self.mask_token = oracle.mask_token
+
+    def features(self, tokens, *, visible=None, at=None):
+        found = self.oracle.log_conditionals(tokens)
+        return found if at is None else found[at]
+
+    def costs(self, features, tokens):
+        return -features.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    def log_conditionals(self, tokens):
+        return self.oracle.log_conditionals(tokens)
+
+
+class BrokenNetwork(OracleNetwork):
+    def costs(self, features, tokens):
+        return super().costs(features, tokens) * math.nan
+
+
+@pytest.fixture(scope="module")
+def chain():
+    return MarkovChain.random(order=2, vocab_size=4, seed=3, temperature=0.2)
+
+
+def as_model(oracle, kind=OracleNetwork):
+    opened = Opened("oracle", kind(oracle), Characters(LETTERS), length=32, limit=None)
+    return Model("oracle", opened, torch.device("cpu"))
+
+
+def ask(context, continuation, *, task="task", doc=0, number=0):
+    return Instance("loglikelihood", {}, (context, continuation), number, (task, doc, 1))
+
+
+def words(count, length, *name):
+    drawn = torch.randint(4, (count, length), generator=stream(0, *name)).tolist()
+    return ["".join(LETTERS[n] for n in row) for row in drawn]
+
+
+def log_prob(chain, context, text):
+    tokens = Characters(LETTERS).encode(context + text)
+    return chain.log_prob(torch.from_numpy(tokens), context=range(len(context)))
+
+
+def evaluated(model, rows, tmp_path, *, metrics, **task):
+    """What the harness makes of one task."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "task": "local",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(tmp_path / "datasets")},
+        "test_split": "test",
+        "metric_list": [{"metric": name} for name in metrics],
+        **task,
+    }
+    manager = TaskManager(include_defaults=False)
+    return simple_evaluate(model=model, tasks=[config], task_manager=manager, bootstrap_iters=0, log_samples=False)
+
+
+harness = pytest.mark.filterwarnings("ignore")  # its own, and those of the libraries under it
+
+
+# On an oracle the harness's numbers are the exact ones
+
+
+@harness
+@pytest.mark.parametrize("race", [False, "acc_norm"])
+def test_accuracy_against_exact(chain, tmp_path, race):
+    contexts = words(20, 5, "contexts")
+    rows = []
+    for number, context in enumerate(contexts):
+        choices = [word[: 7 + n] for n, word in enumerate(words(4, 12, "choices", number))]
+        rows.append({"context": context, "choices": choices, "answer": number % 4})
+    model = InfodisLM(as_model(chain), race=race, evaluations=64, batch_size=1, device="cuda:0")
+    found = evaluated(
+        model,
+        rows,
+        tmp_path,
+        metrics=["acc", "acc_norm"],
+        output_type="multiple_choice",
+        doc_to_text="{{context}}",
+        doc_to_choice="{{choices}}",
+        doc_to_target="{{answer}}",
+        target_delimiter="",
+    )
+    exact = [[log_prob(chain, row["context"], choice) for choice in row["choices"]] for row in rows]
+    for metric in ["acc_norm"] if race else ["acc", "acc_norm"]:  # only what a race is about is decided
+        sizes = [[len(choice) if metric == "acc_norm" else 1 for choice in row["choices"]] for row in rows]
+        scores = torch.tensor(exact) / torch.tensor(sizes)
+        right = scores.argmax(1) == torch.tensor([row["answer"] for row in rows])
+        assert found["results"]["local"][f"{metric},none"] == pytest.approx(float(right.double().mean()))
+    told = found["config"]["monte_carlo_error"]["local"]
+    assert told["acc_norm"] < (0.03 if race else 1e-9)
+
+
+@harness
+def test_bits_per_byte_against_exact(chain, tmp_path):
+    """Two windows: the second given half of what came before it."""
+    texts = words(3, 40, "texts")
+    model = InfodisLM(as_model(chain), stride=16)
+    found = evaluated(
+        model, [{"text": t} for t in texts], tmp_path, metrics=["bits_per_byte"],
+        output_type="loglikelihood_rolling", doc_to_text="", doc_to_target="{{text}}",
+    )  # fmt: skip
+    exact = sum(log_prob(chain, "", t[:32]) + log_prob(chain, t[16:32], t[32:]) for t in texts)
+    assert found["results"]["local"]["bits_per_byte,none"] == pytest.approx(-exact / 120 / math.log(2), abs=1e-9)
+    assert found["config"]["monte_carlo_error"]["local"]["bits_per_byte"] < 1e-9
+
+
+def test_likelihoods_are_exact_and_in_order(chain):
+    asked = [("abca", "bcd"), ("", "dcba"), ("abca", "dd"), ("abca", ""), ("", "dcba")]
+    found = InfodisLM(as_model(chain)).loglikelihood([ask(*one, doc=n) for n, one in enumerate(asked)])
+    for (context, text), (value, greedy) in zip(asked, found, strict=True):
+        assert value == pytest.approx(log_prob(chain, context, text) if text else 0.0, abs=1e-9)
+        assert greedy or text
+    assert found[1] == found[4]
+
+
+def test_greedy_flag_is_the_decoded_text(chain):
+    """Decoding most-confident-first by hand; and one letter changed is no longer greedy."""
+    model = as_model(chain)
+    row = torch.cat([model.encode("ab"), torch.full((4,), chain.mask_token)])
+    while bool((row == chain.mask_token).any()):
+        answer = chain.log_conditionals(row.unsqueeze(0))[0]
+        certainty = torch.where(row == chain.mask_token, answer.max(-1).values, -math.inf)
+        row[certainty.argmax()] = answer[certainty.argmax()].argmax()
+    best = model.decode(row)[2:]
+    other = best[:-1] + LETTERS[(LETTERS.index(best[-1]) + 1) % 4]
+    lm = InfodisLM(model)
+    assert [flag for _, flag in lm.loglikelihood([ask("ab", best), ask("ab", other, doc=1)])] == [True, False]
+    choices = [ask("ab", best), ask("ab", other, number=1)]
+    assert [flag for _, flag in lm.loglikelihood(choices)] == [False, False]  # not asked: one document, two choices
+    assert [flag for _, flag in InfodisLM(model, greedy="always").loglikelihood(choices)] == [True, False]
+    written = Writer(Reader(model), Settings()).write([Wish("ab", 4, (), 0.0)])
+    assert written == [([best], 4)]
+
+
+def test_long_contexts_lose_their_beginning(chain):
+    lm = InfodisLM(as_model(chain), max_length=8)
+    assert lm.loglikelihood([ask("dddddddd" + "abca", "bcda")]) == lm.loglikelihood([ask("abca", "bcda", doc=1)])
+    with pytest.raises(InputError, match=r"document 7.*continuation alone is longer than the 8 tokens"):
+        lm.loglikelihood([ask("a", "abcdabcda", doc=7)])
+    with pytest.raises(InputError, match="The alphabet is 'abcd'"):
+        lm.loglikelihood([ask("a", "xyz")])
+
+
+def test_nan_raises_before_the_harness_sees_it(chain):
+    lm = InfodisLM(as_model(chain, BrokenNetwork))
+    with pytest.raises(PredictorError, match="nan"):
+        lm.loglikelihood([ask("ab", "cdab")])
+    with pytest.raises(PredictorError, match="nan"):
+        lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("abcd",), 0, ("task", 0, 1))])
+    with pytest.raises(PredictorError, match="NaN"):
+        Answer(math.nan, 0.0, 1, 1)
+
+
+def test_choices_share_their_random_numbers(chain):
+    """Against choices that are documents of their own: less noise in the difference."""
+    model = as_model(chain)
+    texts = ["abdcabbdcaab", "abdcabbdcaba"]
+    together, apart = [], []
+    for seed in range(40):
+        lm = InfodisLM(model, evaluations=32, seed=seed, design="tiled", greedy="never")
+        first, second = lm.loglikelihood([ask("cd", text, number=n) for n, text in enumerate(texts)])
+        together.append(first[0] - second[0])
+        first, second = lm.loglikelihood([ask("cd", text, doc=n) for n, text in enumerate(texts)])
+        apart.append(first[0] - second[0])
+    coupled, free = (torch.tensor(some, dtype=torch.float64).std() for some in (together, apart))
+    assert float(coupled) < 0.7 * float(free)  # seeds are fixed
+
+
+def test_answers_do_not_depend_on_company():
+    """So several processes give what one gives, and a run that goes on what an undisturbed one does."""
+    model = infodis.load("dna-tiny")
+    requests = [ask("ACG", text, doc=n // 2, number=n % 2) for n, text in enumerate(("GATTA", "CATTA", "AAAAA", "TTT"))]
+    whole = InfodisLM(model, evaluations=16).loglikelihood(requests)
+    parts = [InfodisLM(model, evaluations=16, batch_size=3).loglikelihood(requests[n : n + 2]) for n in (2, 0)]
+    for (one, _), (other, _) in zip(whole, [*parts[1], *parts[0]], strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+# The cache
+
+
+REQUESTS = [("ACG", "GATTA"), ("ACG", "CATTA"), ("A", "CGTACG")]
+
+
+def scored(tmp_path, monkeypatch, requests=REQUESTS, **given):
+    """Answers, and how many items were estimated for them."""
+    items = []
+    plain = scoring.estimate_items
+
+    def counting(predictor, some, *rest, **more):
+        items.extend(some)
+        return plain(predictor, some, *rest, **more)
+
+    monkeypatch.setattr(scoring, "estimate_items", counting)
+    lm = InfodisLM("dna-tiny", cache=str(tmp_path / "cache"), **{"evaluations": 16, **given})
+    found = lm.loglikelihood([ask(*one, doc=n) for n, one in enumerate(requests)])
+    monkeypatch.setattr(scoring, "estimate_items", plain)
+    return found, len(items)
+
+
+def test_a_killed_run_goes_on(tmp_path, monkeypatch):
+    undisturbed, count = scored(tmp_path / "other", monkeypatch)
+    assert count == 3
+    assert scored(tmp_path, monkeypatch, REQUESTS[:2])[1] == 2
+    (file,) = (tmp_path / "cache").iterdir()
+    file.write_bytes(file.read_bytes() + b'{"key": "0123", "nll": 1.')  # killed in the middle of a line
+    found, count = scored(tmp_path, monkeypatch)
+    assert count == 1
+    for (one, flag), (other, expected) in zip(found, undisturbed, strict=True):
+        assert (one, flag) == (pytest.approx(other, abs=1e-4), expected)
+    assert all(json.loads(line) for line in file.read_text().splitlines())
+    assert scored(tmp_path, monkeypatch) == (found, 0)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"evaluations": 20}, {"design": "tiled"}, {"dtype": "bfloat16"}])
+def test_other_settings_have_other_answers(tmp_path, monkeypatch, other):
+    first, _ = scored(tmp_path, monkeypatch)
+    assert scored(tmp_path, monkeypatch, **other)[1] == 3
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert scored(tmp_path, monkeypatch) == (first, 0)
+
+
+def test_another_model_has_other_answers(tmp_path, monkeypatch):
+    """The same name, other weights: what the harness's own cache mixes up."""
+    from safetensors.torch import load_file, save_file
+
+    first, _ = scored(tmp_path, monkeypatch)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    original = Path(infodis.__file__).parent / "models" / "dna-tiny"
+    for file in original.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    lm = InfodisLM(str(copy), cache=str(tmp_path / "cache"), evaluations=16)
+    assert len(lm._scorer.cache) > 0  # the same content elsewhere is the same model
+    weights = load_file(copy / "model.safetensors")
+    name = next(name for name in weights if weights[name].is_floating_point())
+    save_file({**weights, name: weights[name] * 1.5}, copy / "model.safetensors")
+    changed = InfodisLM(str(copy), cache=str(tmp_path / "cache"), evaluations=16)
+    assert len(changed._scorer.cache) == 0
+    found = changed.loglikelihood([ask(*one, doc=n) for n, one in enumerate(REQUESTS)])
+    assert found != first
+
+
+def test_a_cache_with_another_header_is_refused(tmp_path):
+    Cache(tmp_path, {"seed": 0}).add({"a": {"nll": 1.0}})
+    (file,) = tmp_path.iterdir()
+    assert Cache(tmp_path, {"seed": 0}).get("a") == {"nll": 1.0}
+    assert Cache(tmp_path, {"seed": 1}).get("a") is None
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 9'))
+    with pytest.raises(InputError, match="first line is another one"):
+        Cache(tmp_path, {"seed": 0})
+    with pytest.raises(InputError, match="loaded from files"):
+        InfodisLM(as_model(MarkovChain.random(order=1, vocab_size=4)), cache=str(tmp_path))
+
+
+# What is written, and what is said
+
+
+def test_texts_are_cut_and_drawn(chain):
+    model = as_model(chain)
+    generate = [Instance("generate_until", {}, ("ab", {"until": ["c"], "max_gen_toks": 6}), 0, ("task", 0, 1))]
+    (text,) = InfodisLM(model).generate_until(generate)
+    assert "c" not in text
+    drawn = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
+    requests = [Instance("generate_until", {}, ("ab", drawn), 0, ("task", 0, 1))] * 6
+    texts = InfodisLM(model, sampler="one-by-one").generate_until(requests)
+    assert len(texts) == 6
+    assert len(set(texts)) > 1
+    assert texts == InfodisLM(model, sampler="one-by-one").generate_until(requests)
+    with pytest.raises(InputError, match="do not fit into a row of 32"):
+        InfodisLM(model).generate_until([Instance("generate_until", {}, ("ab", {}), 0, ("task", 0, 1))])
+
+
+def test_chance_of_another_decision_against_draws():
+    scores, errors = [3.0, 3.4, 5.0], [0.5, 0.3, 2.0]
+    drawn = torch.randn(200_000, 3, generator=stream(0, "flips"), dtype=torch.float64)
+    leaders = (torch.tensor(scores) + torch.tensor(errors) * drawn).argmin(1)
+    assert flips(scores, errors) == pytest.approx(float((leaders != 0).double().mean()), abs=0.005)  # 4.5 sigma
+    assert flips([1.0, math.inf], [0.0, 0.0]) == 0.0
+    assert flips([math.inf, math.inf], [0.0, 0.0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"evaluation": 3}, "no model argument evaluation. Did you mean evaluations"),
+        ({"evaluations": 0}, "at least 1"),
+        ({"race": "yes"}, "race is true, false or one of acc"),
+        ({"race": True, "standard_error": 0.1}, "Leave one out"),
+        ({"greedy": "maybe"}, "greedy is one of"),
+        ({"design": "best"}, "A design is one of"),
+        ({"max_length": 0}, "at least 1"),
+        ({"batch_size": "many"}, "whole number or auto"),
+        ({"sampler": "dice"}, "A sampler is one of"),
+    ],
+)
+def test_wrong_arguments_are_told(given, message):
+    with pytest.raises(InputError, match=message):
+        Settings.read(given)
+
+
+def test_chat_templates_are_not_read_twice(tmp_path):
+    """The template writes the special tokens out that reading would add."""
+    import shutil
+
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    shutil.copytree(ROOT / "tests" / "references" / "llada", tmp_path / "chat")
+    vocabulary = {word: n for n, word in enumerate(["<s>", "user", "hi", "there", "bot"])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="hi"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<s>"])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made.save(str(tmp_path / "chat" / "tokenizer.json"))
+    turns = "{% for m in messages %} {{ m.role }} {{ m.content }}{% endfor %}"
+    template = "<s>" + turns + "{% if add_generation_prompt %} bot{% endif %}"
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "chat_template": template}
+    (tmp_path / "chat" / "tokenizer_config.json").write_text(json.dumps(settings))
+    lm = InfodisLM(str(tmp_path / "chat"))
+    said = lm.apply_chat_template([{"role": "user", "content": "hi"}])
+    assert said == "<s> user hi bot"
+    assert lm.chat_template(True) == template
+    item = Reader(lm.model).pair(Place("task", 0, 0), said, " there").item
+    assert item.tokens.tolist() == [0, 1, 2, 4, 3]
+    assert item.target.tolist() == [4]
+
+
+def test_begin_tokens_stand_before_a_text():
+    """A shifted model says nothing about the first token: where there is no context, a begin token stands there."""
+    model = infodis.load(ROOT / "tests" / "references" / "dream", tokenizer=Characters("0123456789"))
+    model = dataclasses.replace(model, opened=dataclasses.replace(model.opened, begin_token=9))
+    place = Place("task", 0, 0)
+    for added, context, expected in ((False, "", [9, 1, 2]), (False, "3", [3, 1, 2]), (True, "3", [9, 3, 1, 2])):
+        item = Reader(model, add_bos_token=added).pair(place, context, "12").item
+        assert item.tokens.tolist() == expected
+        assert item.target.tolist() == [len(expected) - 2, len(expected) - 1]
+    with pytest.raises(InputError, match="no begin token"):
+        Reader(infodis.load("dna-tiny"), add_bos_token=True)
+
+
+# The real command line
+
+
+def offline(tmp_path):
+    switches = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **switches, "HF_HOME": str(tmp_path / "hub")}
+
+
+def run(*arguments, tmp_path, launcher=()):
+    """`infodis lm-eval` in a process of its own, without a network; its results and what it printed."""
+    command = [sys.executable, *launcher, "-m", "infodis", "lm-eval", "--include_path", "tests/tasks"]
+    done = subprocess.run(
+        [*command, "--output_path", str(tmp_path / "results"), *arguments],
+        env=offline(tmp_path), cwd=ROOT, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    (path,) = (tmp_path / "results").rglob("results*.json")
+    return json.loads(path.read_text()), done.stdout
+
+
+def side_file(path):
+    about, *records = (json.loads(line) for line in path.read_text().splitlines())
+    return about["about"], records
+
+
+ALL = "infodis_choices,infodis_text,infodis_words,infodis_last"
+
+
+def test_command_line_from_end_to_end(tmp_path):
+    arguments = f"pretrained=text8-tiny,evaluations=32,out={tmp_path}/side.jsonl,cache={tmp_path}/cache"
+    results, printed = run("--model", "infodis", "--model_args", arguments, "--tasks", ALL, tmp_path=tmp_path)
+    scores = results["results"]
+    assert scores["infodis_choices"]["acc,none"] > 0.5  # a third by chance
+    assert "infodis_choices: accuracy 0." in printed
+    assert ", of which Monte Carlo error at most 0.0" in printed
+    about, records = side_file(tmp_path / "side.jsonl")
+    assert about["model"] == infodis.load("text8-tiny").fingerprint
+    assert len(records) == 36 + 6 + 3 + 4
+    assert all(record["evaluations"] <= 64 for record in records)
+    assert all(("greedy" in record) == (record["task"] == "infodis_last") for record in records[:42])
+    _same_as_perplexity(scores["infodis_text"], results["config"]["monte_carlo_error"]["infodis_text"], tmp_path)
+
+
+def _same_as_perplexity(scores, errors, tmp_path):
+    """Bits per byte of `infodis perplexity` on the same documents, with other masks: 4 sigma, one in 16,000."""
+    from typer.testing import CliRunner
+
+    from infodis.cli import app
+
+    out = tmp_path / "windows.jsonl"
+    command = ["perplexity", str(TASKS / "text.jsonl"), "--evaluations", "32", "--threads", "1", "--out", str(out)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    windows = [json.loads(line) for line in out.read_text().splitlines()]
+    size = sum(window["bytes"] for window in windows) * math.log(2)
+    rate = sum(window["value"] for window in windows) / size
+    error = math.sqrt(sum(window["standard_error"] ** 2 for window in windows)) / size
+    both = math.hypot(error, errors["bits_per_byte"])
+    assert abs(scores["bits_per_byte,none"] - rate) < 4 * both
+    assert both < 0.1
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_as_one(tmp_path):
+    found = []
+    two = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517")
+    for name, launcher in (("one", ()), ("two", two)):
+        arguments = f"pretrained=text8-tiny,evaluations=32,out={tmp_path}/{name}.jsonl,cache={tmp_path}/{name}"
+        options = ["--model", "infodis", "--model_args", arguments, "--tasks", ALL]
+        results, _ = run(*options, tmp_path=tmp_path / name, launcher=launcher)
+        records = {(r["task"], r["doc_id"], r["idx"]): r for r in side_file(tmp_path / f"{name}.jsonl")[1]}
+        found.append((results["results"], records))
+    (one, mine), (two, its) = found
+    assert mine.keys() == its.keys()
+    for place, record in mine.items():
+        for field in {"nll", "standard_error"} & record.keys():  # a written text has none
+            assert record[field] == pytest.approx(its[place][field], abs=2e-3, rel=1e-4)
+    for task, scores in one.items():
+        for metric, value in scores.items():
+            if isinstance(value, float) and "stderr" not in metric:
+                assert value == pytest.approx(two[task][metric], rel=1e-3), (task, metric)
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(tmp_path):
+    """Killed as soon as something is in the cache; what was known is not asked again."""
+    arguments = f"pretrained=text8-tiny,evaluations=256,cache={tmp_path}/cache,out={tmp_path}/side.jsonl"
+    command = [sys.executable, "-m", "infodis", "lm-eval", "--include_path", "tests/tasks", "--model", "infodis"]
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    command = [*command, "--model_args", arguments, "--tasks", ALL]
+    with subprocess.Popen(command, env=offline(tmp_path), cwd=ROOT, **silent) as killed:
+        end = time.monotonic() + 200
+        while time.monotonic() < end and not list((tmp_path / "cache").glob("*.jsonl")):
+            time.sleep(0.05)
+        killed.kill()
+    (file,) = (tmp_path / "cache").iterdir()
+    known = file.read_text().splitlines()
+    options = ["--model", "infodis", "--model_args", arguments, "--tasks", ALL]
+    run(*options, tmp_path=tmp_path)
+    lines = file.read_text().splitlines()
+    assert lines[: len(known)] == known
+    assert len({json.loads(line)["key"] for line in lines[1:]}) == len(lines) - 1
