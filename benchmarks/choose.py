@@ -55,17 +55,18 @@ class Question:
 
 
 CHAIN = MarkovChain.random(order=1, vocab_size=4, temperature=0.2, seed=3)
+LENGTHS = (3, 8, 12, 16, 24)
 
 
 @functools.cache
 def pool(count: int = 600, prompt: int = 2) -> list[tuple[float, float, Item]]:
-    """Sequences of the chain with 3 to 24 tokens after a prompt: score, size and item, the likeliest first."""
+    """Sequences of the chain, some so short that they are exact: score, size and item, the likeliest first."""
     found = []
     for number in range(count):
         generator = stream(0, "pool", number)
-        length = prompt + 3 + int(torch.randint(22, (1,), generator=generator))
+        length = prompt + LENGTHS[number % len(LENGTHS)]
         tokens = CHAIN.sample(1, length=length, generator=generator)[0]
-        size = float(length - prompt) if number % 2 else 1.0
+        size = float(length - prompt) if number // len(LENGTHS) % 2 else 1.0
         nats = -CHAIN.log_prob(tokens, context=range(prompt))
         found.append((nats / size, size, Item.read(tokens, context=range(prompt))))
     return sorted(found, key=lambda one: one[0])
@@ -88,7 +89,7 @@ def races(predictor: Predictor, asked: list[Question], race: Race, *, seed: int 
     going = (
         choosing(predictor, one.items, one.sizes, race, seed=seed, name=number) for number, one in enumerate(asked)
     )
-    return list(converse(going, Batching(together=256)))
+    return list(converse(going, Batching(together=1024)))
 
 
 def naive(scores: Tensor, exact: Tensor) -> Tensor:

@@ -174,8 +174,9 @@ def test_wrong_decisions_are_rarer_than_alpha():
 
 
 def test_naive_stopping_is_caught():
+    """Half as many races are enough for more wrong decisions."""
     with mock.patch.object(module, "_evidence", BENCHMARK.naive), mock.patch.object(module, "FEWEST", 3):
-        assert wrong_of(500, QUICK, choices=2) > 13
+        assert wrong_of(250, QUICK, choices=2) > 13
 
 
 @pytest.mark.slow
@@ -232,7 +233,7 @@ def test_giving_up_is_the_beginning_of_going_on():
     early, late = (BENCHMARK.races(BENCHMARK.CHAIN, asked, Race(evaluations=48, chance=c)) for c in (0.3, 0.0))
     assert sum(v.evaluations for v in early) < sum(v.evaluations for v in late)
     for mine, its in zip(early, late, strict=True):
-        assert not mine.decided or (its.decided and mine.ranking == its.ranking)
+        assert mine.stopped == "given up" or mine == its
 
 
 def test_sizes_divide_the_nll():
@@ -267,15 +268,15 @@ def test_an_exact_choice_races_with_the_others():
 def test_ties_stay_undecided_and_cost_little():
     counting = Counting(CHAIN)
     verdict = choose(counting, [LIKELY, LIKELY], context=[0])
-    assert (verdict.decided, verdict.margin, verdict.ranking) == (False, 0.0, (0, 1))
+    assert (verdict.stopped, verdict.margin, verdict.ranking) == ("tied", 0.0, (0, 1))
     assert counting.rows == verdict.evaluations <= FEWEST
     assert verdict.choices[0] == verdict.choices[1]
     coin = Independent(torch.tensor([0.5, 0.5]))
     equal = choose(coin, [[0, 1, 1, 0, 1, 1, 1, 0], [1, 1, 0, 0, 0, 1, 0, 1]])
     assert (equal.decided, equal.margin) == (False, pytest.approx(0.0, abs=1e-9))
-    assert not choose(coin, [[0], [1]]).decided
+    assert choose(coin, [[0], [1]]).stopped == "tied"
     third = choose(CHAIN, [LIKELY, UNLIKELY, LIKELY], context=[0])
-    assert (third.decided, third.ranking) == (False, (0, 2, 1))
+    assert (third.stopped, third.ranking) == ("tied", (0, 2, 1))
 
 
 def test_impossible_choices_are_out():
@@ -297,7 +298,7 @@ def test_a_single_choice_wins_after_one_look():
 
 def test_a_small_budget_decides_nothing_but_names_a_leader():
     verdict = choose(CHAIN, [UNLIKELY, LIKELY], context=[0], evaluations=5)
-    assert not verdict.decided
+    assert verdict.stopped == "budget spent"
     assert all(choice.evaluations <= 5 for choice in verdict.choices)
 
 
@@ -306,7 +307,7 @@ def test_record_is_json():
     record = json.loads(json.dumps(verdict.record(), allow_nan=False))
     assert record["ranking"] == list(verdict.ranking)
     assert (record["seed"], record["alpha"], record["choices"][0]["size"]) == (3, 0.01, 9)
-    assert set(record) == set(Verdict.__dataclass_fields__)
+    assert set(record) == {*Verdict.__dataclass_fields__, "decided"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from jaxtyping import Float64
@@ -177,7 +178,7 @@ def _span(lines: _Lines, start: int, batching: Batching, limits: Limits) -> rang
     """The rows of the next batch: as many as fit together."""
     predictor, longest = lines.predictor, int(lines.lengths[start])
     wanted, pads = PLAIN_ROWS, False
-    if isinstance(predictor, RowPredictor):
+    if _takes_rows(predictor):
         wanted, pads = predictor.tokens_at_once // rounded(longest), predictor.pads
     count = max(1, min(wanted, limits[id(predictor)] // longest, batching.rows or wanted))
     stop = min(len(lines.lengths), start + count)
@@ -191,9 +192,20 @@ def rounded(length: int) -> int:
     return -(-length // ROUND) * ROUND
 
 
+def _takes_rows(predictor: Predictor) -> TypeGuard[RowPredictor]:
+    """As isinstance, which takes longer than a small batch."""
+    kind = type(predictor)
+    if kind not in _KINDS:
+        _KINDS[kind] = isinstance(predictor, RowPredictor)
+    return _KINDS[kind]
+
+
+_KINDS: dict[type, bool] = {}
+
+
 def _surprisal(predictor: Predictor, rows: Rows) -> Tensor:
     """At wanted places in one long row, or at all places of a predictor that only knows rows of one length."""
-    if isinstance(predictor, RowPredictor):
+    if _takes_rows(predictor):
         return predictor.surprisals(rows)
     return predictor.surprisal(rows.tokens, rows.hidden)
 

@@ -28,7 +28,7 @@ applied to, so that every difference has the same mean whatever was seen before;
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Float64, Int
@@ -71,6 +71,7 @@ ROUNDING = 1e-6
 """Relative differences of scores that are not told apart."""
 
 Scores = Float64[Tensor, "choices replicates"]
+Stopped = Literal["decided", "budget spent", "given up", "tied"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,8 +170,8 @@ class Verdict:
 
     ranking: tuple[int, ...]
     """Numbers of the choices, best first: those still in the race, then the others, each by their score at the end."""
-    decided: bool
-    """False if the budget ended first, or no budget could tell: the first of the ranking is then only the leader."""
+    stopped: Stopped
+    """Why the race was over. `tied`: no budget could tell. `given up`: this one would hardly have been enough."""
     margin: float | None
     """Score of the runner-up minus that of the leader, over the replicates they share; None for a single choice."""
     standard_error: float | None
@@ -185,6 +186,11 @@ class Verdict:
     def leader(self) -> int:
         return self.ranking[0]
 
+    @property
+    def decided(self) -> bool:
+        """Whether the leader has won."""
+        return self.stopped == "decided"
+
     def record(self) -> dict[str, Any]:
         """Plain values for a line of JSON. Infinite ones are None."""
         choices = [
@@ -192,7 +198,12 @@ class Verdict:
         ]
         mine = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         margin = None if self.margin is None else _finite(self.margin)
-        return mine | {"ranking": list(self.ranking), "margin": margin, "choices": choices}
+        return mine | {
+            "ranking": list(self.ranking),
+            "decided": self.decided,
+            "margin": margin,
+            "choices": choices,
+        }
 
 
 def _finite(value: float) -> float | None:
@@ -260,9 +271,10 @@ def choosing(
         for mine in dict.fromkeys(field.keys[n] for n in field.open):
             runners[mine] = yield from runners[mine].go(shared, range(count, until))
         field = field.judged(runners)
+        stopped = field.stopped(runners, until, most)
+        if stopped is not None:
+            return field.verdict(runners, stopped, seed=seed)
         count, until = until, min(max(until + 1, until * 5 // 4), most)
-        if field.over(runners) or until <= count or field.chance(runners, most) < race.chance:
-            return field.verdict(runners, seed=seed)
 
 
 def _checked(items: list[Item], sizes: Sequence[float]) -> list[float]:
@@ -418,10 +430,16 @@ class Field:
         nothing = torch.full((len(keys), len(keys)), -math.inf, dtype=torch.float64)
         return Field(keys, sizes, race, list(range(len(keys))), nothing)
 
-    def over(self, runners: Runners) -> bool:
-        """Whether one is left, or some that nothing can tell apart."""
+    def stopped(self, runners: Runners, count: int, most: int) -> Stopped | None:
+        """Why the race is over after so many replicates, if it is."""
+        if len(self.open) == 1:
+            return "decided"
         alike = len({(self.keys[n], self.sizes[n]) for n in self.open}) <= 1
-        return alike or all(runners[self.keys[n]].exact for n in self.open)
+        if alike or all(runners[self.keys[n]].exact for n in self.open):
+            return "tied"
+        if count >= most:
+            return "budget spent"
+        return "given up" if self.chance(runners, most) < self.race.chance else None
 
     def scores(self, runners: Runners, choices: list[int]) -> Scores:
         """Over the replicates that the choices share. Exact ones count for every replicate of the others."""
@@ -455,14 +473,14 @@ class Field:
         ahead = (t * math.sqrt(most / count) - needed) / math.sqrt(most / count - 1)
         return float(torch.special.ndtr(ahead).min())
 
-    def verdict(self, runners: Runners, *, seed: int) -> Verdict:
+    def verdict(self, runners: Runners, stopped: Stopped, *, seed: int) -> Verdict:
         choices = tuple(runners[mine].choice(size) for mine, size in zip(self.keys, self.sizes, strict=True))
         others = [n for n in range(len(choices)) if n not in self.open]
         ranking = [n for some in (self.open, others) for n in sorted(some, key=lambda n: choices[n].score)]
         margin, error = self._margin(runners, ranking)
         return Verdict(
             ranking=tuple(ranking),
-            decided=len(self.open) == 1,
+            stopped=stopped,
             margin=margin,
             standard_error=error,
             choices=choices,

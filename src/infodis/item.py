@@ -97,6 +97,8 @@ class Item:
     @functools.cached_property
     def hidden(self) -> Bool[Tensor, " length"]:
         """True at the positions that are masked in every row: those in neither set."""
+        if self.target.numel() + self.context.numel() == self.length:
+            return torch.zeros(self.length, dtype=torch.bool)
         hidden = torch.ones(self.length, dtype=torch.bool)
         hidden[self.target] = False
         hidden[self.context] = False
@@ -105,6 +107,8 @@ class Item:
     @functools.cached_property
     def clean(self) -> Int[Tensor, " length"]:
         """The tokens with a harmless 0 where they do not matter."""
+        if self.target.numel() + self.context.numel() == self.length:
+            return self.tokens
         return torch.where(self.hidden, 0, self.tokens)
 
     @functools.cached_property

@@ -103,8 +103,7 @@ class Model(RowPredictor):
         begin = self.opened.begin_token
         if begin is not None and bool((target < self.network.unpredictable).any()):
             tokens, target = torch.cat([torch.tensor([begin]), tokens]), target + 1
-        context = np.delete(np.arange(len(tokens)), target.numpy())
-        return Row(tokens, target, torch.from_numpy(context))
+        return Row(tokens, target, _others(target, len(tokens)))
 
     def around(self) -> tuple[list[int], list[int]]:
         """The special tokens that a text is read with: before it, and behind it."""
@@ -197,6 +196,13 @@ def _gpu_budget(network: Network, device: torch.device, limit: int | None) -> in
     taken = torch.cuda.max_memory_allocated(device) - before
     free, _ = torch.cuda.mem_get_info(device)
     return max(PROBE_TOKENS, min(MOST_TOKENS, int(PROBE_TOKENS * 2 / 3 * free / max(1, taken))))
+
+
+def _others(target: Tensor, length: int) -> Tensor:
+    """The positions that are not in the target, which seldom has gaps."""
+    if len(target) and int(target[-1]) - int(target[0]) + 1 == len(target):
+        return torch.cat([torch.arange(int(target[0])), torch.arange(int(target[-1]) + 1, length)])
+    return torch.from_numpy(np.delete(np.arange(length), target.numpy()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from infodis.errors import InputError
 from infodis.files import atomic_file, atomic_text, locked, remove_unfinished, sync
 
 SETTINGS, MANIFEST, PARTS = "settings.json", "manifest.jsonl", "parts"
+JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 FOLDER_PARTS = 1000
 """Parts in a folder: file systems slow down when one holds millions."""
 
@@ -80,7 +81,7 @@ class Corrupted(InputError):
 
 def encode(record: dict[str, Any]) -> bytes:
     """A line of JSON. Numbers are written so that they read back the same; infinities and NaN must not get here."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(", ", ": ")).encode() + b"\n"
+    return JSON.encode(record).encode() + b"\n"
 
 
 @dataclasses.dataclass
