@@ -10,7 +10,6 @@ import sys
 import time
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import infodis
@@ -18,14 +17,6 @@ from infodis.cli import app
 
 TEXTS = ["the cat sat on the mat", "seven wizards", "a", "the capital of france is paris", "zzzz qqqq"]
 FEW = ["--evaluations", "16", "--threads", "1"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The commands set the threads of this process."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def invoke(*arguments, code=0, input=None):

@@ -1,15 +1,17 @@
 """What commands that score files have in common: progress on standard error, a summary, an exit code."""
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -41,21 +43,32 @@ def shard_rows(given: int | None, evaluations: int | None) -> int:
     return given or max(16, min(4096, 2**15 // (evaluations or 128)))
 
 
-def execute(job: "Job", cut: Cut, options: RunOptions, *, settings: dict[str, Any], tell: Tell) -> None:
-    """Run a job to its end, or say what it would do; print the summary and leave with the exit code."""
-    if options.dry_run:
-        console.print(_dry_run(job, cut, options))
-        return
+def execute(
+    job: "Job", cut: Cut, options: RunOptions, *, settings: dict[str, Any], tell: Tell, pipe: bool = True
+) -> None:
+    """Run a job to its end, or say what it would do; print the summary and leave with the exit code.
+
+    Without an output, records go to standard output, and all else to standard error; unless `pipe` is False: then only
+    the summary is wanted.
+    """
+    with _threads_kept():
+        if options.dry_run:
+            console.print(_dry_run(job, cut, options))
+        else:
+            _execute(job, cut, options, settings, tell, pipe=pipe and options.out is None)
+
+
+def _execute(job: "Job", cut: Cut, options: RunOptions, settings: dict[str, Any], tell: Tell, *, pipe: bool) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch) / "records.jsonl"
         if not out.parent.is_dir():
             raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
         finished = _run(job, cut, options, out, settings)
-        if options.out is None:
+        if pipe:
             with out.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
                 sys.stdout.buffer.flush()
-        _report(finished, options, tell)
+        _report(finished, options, tell, progress_console if pipe else console)
     if finished.totals.get("rejected"):
         raise typer.Exit(REJECTED)
 
@@ -106,9 +119,19 @@ def _executor(options: RunOptions) -> "Executor":
     return InProcess() if options.workers == 1 else Processes(options.workers)
 
 
-def _report(finished: "Finished", options: RunOptions, tell: Tell) -> None:
-    """On standard error if the records are on standard output."""
-    screen = progress_console if options.out is None else console
+@contextlib.contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Whoever calls a command from Python has the threads afterwards that it had before."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _report(finished: "Finished", options: RunOptions, tell: Tell, screen: Console) -> None:
     screen.print(tell({**finished.summary, **finished.totals}))
     if not finished.fresh:
         screen.print("Nothing was left to do: an earlier run had finished.", highlight=False)

@@ -218,7 +218,10 @@ def perplexity(
             input, work, loaded, windows=rolled, limit=windows, per_shard=rows, format=reading.format, fields=names
         )
 
-    execute(job, cut, running, settings=settings, tell=lambda found: _perplexity_table(found, input, models, rolled))
+    def tell(found: dict[str, Any]) -> Table:
+        return _perplexity_table(found, input, models, rolled)
+
+    execute(job, cut, running, settings=settings, tell=tell, pipe=False)
 
 
 def _perplexity_table(found: dict[str, Any], input: str, models: ModelOptions, windows: "Windows") -> Table:
