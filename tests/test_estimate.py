@@ -101,7 +101,15 @@ def test_the_papers_script_is_caught(problems):
     assert measure(problems["exact"], Request(PaperSampler(), None, 64), runs=200).bias_z < -10
 
 
-@pytest.mark.parametrize("design", [d for d in DESIGNS if d != Auto()], ids=repr)
+DEAR = (UniformCount(), TimeFree())
+"""Every row is a replicate of its own: ten seconds each."""
+
+
+@pytest.mark.parametrize(
+    "design",
+    [pytest.param(d, marks=pytest.mark.slow if d in DEAR else ()) for d in DESIGNS if d != Auto()],
+    ids=repr,
+)
 def test_intervals_cover_at_their_nominal_rate(problems, design):
     """2,000 runs on an inconsistent predictor; 0.92 and 0.98 are six standard errors away from 0.95."""
     control = Neighbours()

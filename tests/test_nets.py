@@ -143,6 +143,7 @@ torch.testing.assert_close(features(tokens, at=masked), llama.features(tokens, a
 """
 
 
+@pytest.mark.slow
 def test_forward_passes_compile_whole():
     """In a process of its own, without the type checks of the tests, which a compiler cannot follow."""
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, timeout=120, check=False)

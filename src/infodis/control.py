@@ -34,7 +34,7 @@ VARIANCE = 0.25
 """Of an indicator that a neighbour is masked: turns pseudo-observations into a penalty on slopes."""
 
 FEW_ROWS = 12
-"""With fewer rows, positions have no slopes of their own: finding them takes four times as long and gains little."""
+"""With fewer rows, positions have no slopes of their own: most of the time of a fit, for a few percent of variance."""
 
 Rows = Bool[Tensor, "items length rows"]
 Values = Float64[Tensor, "items length rows"]
