@@ -30,14 +30,14 @@ import torch
 from torch import Tensor
 
 import infodis
-from infodis import choose
+from infodis import race as racing
 from infodis.batching import Batching, converse
-from infodis.choose import Race, Verdict, choosing
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
 from infodis.model import Model
 from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, RowPredictor, Rows
+from infodis.race import Race, Verdict, choosing
 from infodis.rng import stream
 
 
@@ -105,8 +105,8 @@ def synthetic(count: int) -> None:
         begin = time.perf_counter()
         with contextlib.ExitStack() as patches:
             if race is None:
-                patches.enter_context(mock.patch.object(choose, "_evidence", naive))
-                patches.enter_context(mock.patch.object(choose, "FEWEST", 3))
+                patches.enter_context(mock.patch.object(racing, "_evidence", naive))
+                patches.enter_context(mock.patch.object(racing, "FEWEST", 3))
             found = races(CHAIN, asked, race or Race(chance=0))
         wrong = sum(one.wrong(verdict) for one, verdict in zip(asked, found, strict=True))
         rows = sum(verdict.evaluations for verdict in found) / sum(len(one.items) for one in asked)

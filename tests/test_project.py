@@ -24,7 +24,7 @@ LAYERS = [
     {"observe", "oracle"},
     {"batching"},
     {"estimate"},
-    {"ratio", "choose", "perplexity", "loss", "nets", "data", "gaussian", "bounds"},
+    {"ratio", "race", "perplexity", "loss", "nets", "data", "gaussian", "bounds"},
     {"sampling", "checkpoint", "dse", "consistency", "influence"},
     {"adapters", "information"},
     {"model"},

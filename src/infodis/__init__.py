@@ -18,22 +18,23 @@ if TYPE_CHECKING:
     from infodis.estimate import order_nll as order_nll
     from infodis.gaussian import gaussian_nll as gaussian_nll
     from infodis.model import load as load
+    from infodis.race import choose as choose
     from infodis.ratio import log_ratio as log_ratio
 
 __version__ = "0.1.0"
 
 _HOME = {
     **{"nll": "estimate", "order_nll": "estimate", "Estimate": "estimate", "log_ratio": "ratio", "load": "model"},
-    **{"dse_nll": "dse", "gaussian_nll": "gaussian"},
+    **{"choose": "race", "dse_nll": "dse", "gaussian_nll": "gaussian"},
 }
 _MODULES = (
-    *("adapters", "batching", "bench", "bounds", "checkpoint", "choose", "consistency", "control", "data", "design"),
+    *("adapters", "batching", "bench", "bounds", "checkpoint", "consistency", "control", "data", "design"),
     *("doctor", "dse", "engine", "errors", "estimate", "files", "gaussian", "influence", "information", "inputs"),
     *("integrations", "item", "loss", "model", "nets", "observe", "oracle", "perplexity", "plotting", "predictor"),
-    *("process", "quadrature", "ratio", "rng", "sampling", "schedule", "train"),
+    *("process", "quadrature", "race", "ratio", "rng", "sampling", "schedule", "train"),
 )
 
-__all__ = ["Estimate", "dse_nll", "gaussian_nll", "load", "log_ratio", "nll", "order_nll"]
+__all__ = ["Estimate", "choose", "dse_nll", "gaussian_nll", "load", "log_ratio", "nll", "order_nll"]
 
 
 def __getattr__(name: str) -> Any:

@@ -100,11 +100,12 @@ def vocabulary(directory: Path) -> dict[str, int]:
 def chat_prompt(directory: Path, prompt: str) -> str:
     """What a model sees when a user says `prompt`, up to where it would begin to answer."""
     said = [{"role": "user", "content": prompt}]
-    return str(_chat_tokenizer(directory).apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+    return str(chat_tokenizer(directory).apply_chat_template(said, tokenize=False, add_generation_prompt=True))
 
 
 @functools.lru_cache(maxsize=4)
-def _chat_tokenizer(directory: Path) -> Any:
+def chat_tokenizer(directory: Path) -> Any:
+    """The tokenizer of an instruct model, for its template alone."""
     try:
         import transformers
     except ImportError as error:
@@ -116,5 +117,5 @@ def _chat_tokenizer(directory: Path) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"The tokenizer of {directory} cannot be loaded: {error}") from error
     if not tokenizer.chat_template:
-        raise InputError(f"{directory} has no chat template: it is not an instruct model. Leave chat out.")
+        raise InputError(f"{directory} has no chat template: it is not an instruct model. Leave the template out.")
     return tokenizer

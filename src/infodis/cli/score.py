@@ -156,8 +156,8 @@ def choose(
 
     [bold]infodis choose arc.jsonl --field prompt=question --normalise byte --alpha 0.05 -o choices.jsonl[/bold]
     """
-    from infodis.choose import Race
     from infodis.engine.choices import Choose
+    from infodis.race import Race
 
     job = Choose(models.spec(), reading.reading(), seed, Race(alpha=alpha, evaluations=evaluations), normalise)
     cut, settings = _rows(input, PrecisionOptions(evaluations=evaluations), reading, running)

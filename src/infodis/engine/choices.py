@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from infodis.batching import Batching, converse
-from infodis.choose import Race, Verdict, choosing
 from infodis.engine.jobs import ModelSpec, RowScorer, rounded
 from infodis.engine.outputs import Columns
 from infodis.engine.summary import ChoiceSummary
 from infodis.errors import InputError
 from infodis.inputs import Choices, Entry, Reading, Refused, Scored
 from infodis.model import Model
+from infodis.race import Race, Verdict, choosing
 from infodis.rng import key
 
 NORMALISATIONS = ("none", "token", "byte")

@@ -1,9 +1,8 @@
 """Conversations as a model's chat template writes them."""
 
-import functools
-from pathlib import Path
 from typing import Any
 
+from infodis.adapters.slow import chat_tokenizer
 from infodis.errors import InputError
 from infodis.model import Model
 
@@ -25,19 +24,4 @@ def template(model: Model, name: bool | str) -> str:
 def _tokenizer(model: Model) -> Any:
     if model.directory is None:
         raise InputError(f"{model.name} has no chat template: it was not loaded from files.")
-    return _loaded(model.directory)
-
-
-@functools.lru_cache(maxsize=4)
-def _loaded(directory: Path) -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError("Chat templates need transformers: pip install 'infodis[hf]'.") from error
-    try:
-        found = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"The tokenizer of {directory} cannot be loaded: {error}") from error
-    if not found.chat_template:
-        raise InputError(f"{directory} has no chat template: it is not an instruct model. Leave the template out.")
-    return found
+    return chat_tokenizer(model.directory)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from infodis.batching import Batching, converse
-from infodis.choose import Verdict, choosing
 from infodis.errors import PredictorError
 from infodis.estimate import estimate_items
 from infodis.integrations.cache import Cache, digest
@@ -14,6 +13,7 @@ from infodis.integrations.questions import DECIDED, NOTHING, Answer, Document, Q
 from infodis.integrations.settings import Settings
 from infodis.item import Item
 from infodis.model import Model
+from infodis.race import Verdict, choosing
 
 ROWS = 2**15
 """Forward rows between two visits to the cache, about: what a crash costs."""

@@ -5,10 +5,10 @@ import difflib
 from typing import Any
 
 from infodis import __version__
-from infodis.choose import Race
 from infodis.design import design_named
 from infodis.errors import InputError
 from infodis.estimate import DEFAULT_EVALUATIONS, Request, check_seed
+from infodis.race import Race
 from infodis.sampling import Sampler, by_name
 
 METRICS = ("acc", "acc_norm", "acc_bytes")

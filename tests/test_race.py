@@ -12,15 +12,15 @@ import torch
 from laws import violation
 from scipy import integrate, stats
 
-from infodis import choose as module
+from infodis import race as module
 from infodis.batching import Batching, converse, run
-from infodis.choose import FEWEST, Numbers, PowerCount, Race, Runner, Verdict, choose, choosing
 from infodis.control import Neighbours
 from infodis.design import Auto, Orders, Pairs, StratifiedCount, Tiled, TimeFree, UniformCount
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
+from infodis.race import FEWEST, Numbers, PowerCount, Race, Runner, Verdict, choose, choosing
 from infodis.rng import stream
 
 
