@@ -197,6 +197,24 @@ def test_credits_of_a_controlled_estimate_add_up():
     assert float(estimate.per_token.sum()) == pytest.approx(estimate.value, rel=1e-10)
 
 
+def test_errors_of_credits_are_their_spread_over_seeds():
+    """Of 12 credits over 400 seeds, against their exact values. A ratio of variances has an error of about 0.1."""
+    x = X[0][:20]
+    exact = infodis.nll(SHARP, x, context=range(8), design=Enumerate(), evaluations=2**12).per_token
+    runs = [infodis.nll(SHARP, x, context=range(8), design=UniformCount(), control=None, seed=n) for n in range(400)]
+    wrong = torch.stack([one.per_token - exact for one in runs]).square().mean(0)
+    told = torch.stack([one.per_token_error for one in runs]).square().mean(0)
+    ratio = wrong / told
+    assert float(ratio.mean()) == pytest.approx(1, abs=0.1)  # four standard errors: one false alarm in 16,000
+    assert 0.6 < float(ratio.min()) <= float(ratio.max()) < 1.5
+
+
+def test_pooled_errors_of_credits_are_those_of_all_replicates():
+    one, other = (infodis.nll(SHARP, X[0], context=range(16), design=UniformCount(), seed=n) for n in (1, 2))
+    both = one.merge(other)
+    assert torch.allclose(both.per_token_error, torch.hypot(one.per_token_error, other.per_token_error) / 2)
+
+
 def test_a_requested_standard_error_is_reached_and_said():
     noisy = Perturbed(CHAIN, scale=0.5)
     estimate = infodis.nll(noisy, X[0], context=range(16), standard_error=0.15)

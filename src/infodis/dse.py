@@ -17,7 +17,7 @@ from torch import Tensor
 
 from infodis.batching import run
 from infodis.errors import InputError, PredictorError
-from infodis.estimate import Estimate, check_seed
+from infodis.estimate import Estimate, check_seed, error_of_mean
 from infodis.item import Item, Positions
 from infodis.loss import ScoreFunction
 from infodis.observe import Asker
@@ -364,6 +364,7 @@ def _estimate(
         seed=seed,
         stopped="exact" if exact else "budget spent",
         per_token=parts.mean(0)[item.target],
+        per_token_error=error_of_mean(parts)[item.target],
         target=item.target,
         design="enumerated, " + design if exact else design,
         control=None,

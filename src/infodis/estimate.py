@@ -96,6 +96,8 @@ class Estimate(Replicated):
     """
 
     per_token: Float64[Tensor, " target"]
+    per_token_error: Float64[Tensor, " target"]
+    """Standard errors of `per_token`; 0 where nothing is random."""
     target: Int[Tensor, " target"]
     design: MaskDesign | str
     control: Control | None
@@ -127,14 +129,18 @@ class Estimate(Replicated):
                 f"Both estimates were drawn with seed {min(self.seeds & other.seeds)}: they hold the same masks. "
                 "Change one seed."
             )
+        return dataclasses.replace(self.pooled(other), seeds=self.seeds | other.seeds)
+
+    def pooled(self, other: "Estimate") -> "Estimate":
+        """All replicates together, without a question whether they belong together."""
         counts = self.replicates.numel(), other.replicates.numel()
-        per_token = (counts[0] * self.per_token + counts[1] * other.per_token) / sum(counts)
+        mine, its = (count / sum(counts) for count in counts)
         return dataclasses.replace(
             self,
             replicates=torch.cat([self.replicates, other.replicates]),
-            per_token=per_token,
+            per_token=mine * self.per_token + its * other.per_token,
+            per_token_error=torch.hypot(mine * self.per_token_error, its * other.per_token_error),
             evaluations=self.evaluations + other.evaluations,
-            seeds=self.seeds | other.seeds,
         )
 
     def __repr__(self) -> str:
@@ -277,6 +283,12 @@ def nll(
     items, single = read_items(tokens, target=target, context=context)
     found = estimate_items(predictor, items, request, seed=number)
     return found[0] if single else found
+
+
+def error_of_mean(replicates: Float64[Tensor, "..."], *, dim: int = 0) -> Float64[Tensor, "..."]:
+    """Standard errors of means over an axis of replicates; 0 for a single one, which is exact."""
+    count = replicates.shape[dim]
+    return torch.zeros_like(replicates.select(dim, 0)) if count == 1 else replicates.std(dim) / math.sqrt(count)
 
 
 def check_seed(seed: Any) -> int:
@@ -444,13 +456,13 @@ class Run:
         count = layout.replicates
         while members.numel():
             sample = yield from sample.extend(range(sample.count, count))
-            values, credits = sample.combine()
+            combined = sample.combine()
             grown = min(max(count + 1, count * 5 // 4), max(count, self.request.rows // layout.rows))
-            done = [self._stopped(v, layout, grown) for v in values]
+            done = [self._stopped(values, layout, grown) for values in combined[0]]
             for place, stopped in enumerate(done):
                 if stopped is not None:
                     number = int(members[place])
-                    found[number] = self._estimate(number, sample, values[place], credits[place], stopped, place)
+                    found[number] = self._estimate(number, sample, [part[place] for part in combined], stopped, place)
             going = torch.tensor([n for n, stopped in enumerate(done) if stopped is None], dtype=torch.int64)
             members, sample, count = members[going], sample.subset(going), grown
         return found
@@ -465,11 +477,12 @@ class Run:
         return "cap reached" if grown == replicates.numel() else None
 
     def _estimate(
-        self, number: int, sample: "Sample", values: Tensor, credits: Tensor, stopped: Stopped, place: int
+        self, number: int, sample: "Sample", combined: list[Tensor], stopped: Stopped, place: int
     ) -> Estimate:
         item, design = self.items[number], sample.design
         control = None if design.telescoping else self.request.control
         about = (item.key, sample.layout.rows)
+        values, credits, errors = combined
         cost = sample.cost(place)
         return Estimate(
             "nll",
@@ -478,6 +491,7 @@ class Run:
             self.seed,
             stopped,
             credits,
+            errors,
             item.target,
             design,
             control,
@@ -527,8 +541,10 @@ class Sample:
         seen = yield from self.seen.extend(self.run.asker.subset(self.members), masked.reshape(shape))
         return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
 
-    def combine(self) -> tuple[Float64[Tensor, "items replicates"], Float64[Tensor, "items target"]]:
-        """The value of every replicate and the credit of every position."""
+    def combine(
+        self,
+    ) -> tuple[Float64[Tensor, "items replicates"], Float64[Tensor, "items target"], Float64[Tensor, "items target"]]:
+        """The value of every replicate, and the credit of every position with its standard error."""
         masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
         impossible = self.seen.surprisal.isinf().flatten(1).any(1)  # the pilot's rows count: one is enough
         finite = torch.where(surprisal.isinf(), 0.0, surprisal)
@@ -537,10 +553,10 @@ class Sample:
         if control is not None and not self.design.telescoping and self.count > 1:
             terms = self._controlled(control, masked, finite)
         per_replicate = terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
-        values, credits = per_replicate.sum(-1), per_replicate.mean(1)
+        values, credits, errors = per_replicate.sum(-1), per_replicate.mean(1), error_of_mean(per_replicate, dim=1)
         values[impossible] = math.inf
-        credits = torch.where(self.seen.surprisal.isinf().any(1), math.inf, credits)
-        return values, credits
+        infinite = self.seen.surprisal.isinf().any(1)
+        return values, torch.where(infinite, math.inf, credits), torch.where(infinite, 0.0, errors)
 
     def _controlled(self, control: Control, masked: Tensor, surprisal: Tensor) -> Float64[Tensor, "items rows target"]:
         """Weighted residuals, plus each row's share of the known mean [eq:control]."""
@@ -596,6 +612,7 @@ def order_nll(
         seed=0,
         stopped="exact",
         per_token=credits,
+        per_token_error=torch.zeros_like(credits),
         target=item.target,
         design=order if isinstance(order, str) else "given order",
         control=None,

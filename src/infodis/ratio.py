@@ -333,7 +333,7 @@ class Tally:
 
     def add(self, estimates: Sequence[Estimate]) -> "Tally":
         """With one more round."""
-        pooled = map(_pool, self.sides, estimates) if self.sides else estimates
+        pooled = map(Estimate.pooled, self.sides, estimates) if self.sides else estimates
         return dataclasses.replace(
             self,
             rounds=self.rounds + 1,
@@ -392,14 +392,3 @@ def _signed_sum(estimates: Sequence[Estimate], signs: Sequence[Sign]) -> Float64
     for estimate, sign in zip(estimates, signs, strict=True):
         total = total - sign * estimate.replicates[:count]
     return total
-
-
-def _pool(one: Estimate, other: Estimate) -> Estimate:
-    """Rounds of one side as one estimate."""
-    counts = one.replicates.numel(), other.replicates.numel()
-    return dataclasses.replace(
-        one,
-        replicates=torch.cat([one.replicates, other.replicates]),
-        evaluations=one.evaluations + other.evaluations,
-        per_token=(counts[0] * one.per_token + counts[1] * other.per_token) / sum(counts),
-    )
