@@ -362,3 +362,16 @@ def _digest(files: Sequence[Path], more: str = "") -> str:
             while piece := file.read(2**20):
                 digest.update(piece)
     return digest.hexdigest()
+
+
+def check_same_tokens(model: Model, reference: Model) -> None:
+    """Two models can be compared on the same tokens only if these mean the same to both."""
+    one, other = model.opened.tokenizer, reference.opened.tokenizer
+    if one is None or other is None or one == other:
+        return
+    mine, its = (list(tokenizer.pieces(range(tokenizer.vocab_size))) for tokenizer in (one, other))
+    if mine != its:
+        raise InputError(
+            f"{model.name} and {reference.name} do not have the same tokens ({len(mine)} and {len(its)}): what they "
+            "say about them is not about the same text. Take a reference with the model's tokenizer."
+        )

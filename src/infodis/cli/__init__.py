@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from infodis import __version__
-from infodis.cli import bench, bounds, curve, doctor, lm_eval, models, score
+from infodis.cli import attribute, bench, bounds, curve, doctor, lm_eval, models, score
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InfodisError
 
@@ -24,6 +24,7 @@ for command in (
     score.choose,
     score.perplexity,
     doctor.doctor,
+    attribute.attribute,
     bounds.bounds,
     curve.curve,
     models.sample,

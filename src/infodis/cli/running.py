@@ -61,8 +61,6 @@ def execute(
 def _execute(job: "Job", cut: Cut, options: RunOptions, settings: dict[str, Any], tell: Tell, *, pipe: bool) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch) / "records.jsonl"
-        if not out.parent.is_dir():
-            raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
         finished = _run(job, cut, options, out, settings)
         if pipe:
             with out.open("rb") as file:
@@ -73,12 +71,22 @@ def _execute(job: "Job", cut: Cut, options: RunOptions, settings: dict[str, Any]
         raise typer.Exit(REJECTED)
 
 
+def finish(job: "Job", cut: Cut, options: RunOptions, *, settings: dict[str, Any]) -> "Finished":
+    """Run a job to its end, for a command that goes on with the records. `options.out` says where they go."""
+    if options.out is None:
+        raise InputError("There must be an output: give --out.")
+    with _threads_kept():
+        return _run(job, cut, options, options.out, settings)
+
+
 def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[str, Any]) -> "Finished":
     import torch
 
     from infodis.engine.run import Plan, run
     from infodis.engine.store import settled
 
+    if not out.parent.is_dir():
+        raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
     threads = options.threads or settled(out, "threads") or _threads(options)
     plan = Plan(
         out=out,

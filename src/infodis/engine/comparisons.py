@@ -10,7 +10,7 @@ from infodis.engine.summary import RatioSummary
 from infodis.errors import InputError
 from infodis.inputs import Entry, Scored
 from infodis.item import Item
-from infodis.model import Model
+from infodis.model import Model, check_same_tokens
 from infodis.ratio import Comparison, Ratio, Side, compare, margin
 
 
@@ -35,6 +35,8 @@ class Compare(RowJob):
     def open(self) -> "Comparisons":
         model = self.model.load()
         other = None if self.reference is None else self.reference.load()
+        if other is not None:
+            check_same_tokens(model, other)
         return Comparisons(self, model, other, model.fingerprint, other.fingerprint if other else None)
 
 

@@ -20,6 +20,7 @@ from infodis.engine.work import Part
 from infodis.errors import InfodisError
 from infodis.estimate import Estimate, Request
 from infodis.inputs import Entry, Reading, Refused, Rejected
+from infodis.item import Item
 from infodis.model import Model, fingerprint, load, locate, tokenizer_fingerprint
 
 DIGITS = 6
@@ -150,6 +151,20 @@ ESTIMATE_COLUMNS: Columns = {
     "seed": "whole",
     "model": "text",
 }
+
+
+TOKEN_COLUMNS: Columns = {"prompt": "text", "pieces": "texts", "per_token": "numbers", "per_token_error": "numbers"}
+
+
+def token_fields(row: Entry, model: Model, item: Item, credits: Tensor, errors: Tensor) -> dict[str, Any]:
+    """The part of a record that tells about single tokens: how they look, what each costs, and how sure that is."""
+    tokenizer, (prompt, _) = model.opened.tokenizer, row.texts()
+    return {
+        **({"prompt": prompt} if prompt else {}),
+        **({} if tokenizer is None else {"pieces": tokenizer.pieces(item.tokens[item.target].tolist())}),
+        "per_token": numbers(credits),
+        "per_token_error": numbers(errors),
+    }
 
 
 def estimate_fields(found: Estimate, size: float | None) -> dict[str, Any]:

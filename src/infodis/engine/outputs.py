@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from infodis.errors import InputError
 
-Kind = Literal["text", "whole", "number", "flag", "wholes", "numbers"]
+Kind = Literal["text", "whole", "number", "flag", "texts", "wholes", "numbers", "table"]
 Columns = dict[str, Kind]
 """The fields that a record may have."""
 
@@ -97,7 +97,9 @@ def _arrow_kind(arrow: Any, kind: Kind) -> Any:
         "whole": arrow.int64(),
         "number": arrow.float64(),
         "flag": arrow.bool_(),
+        "texts": arrow.list_(arrow.string()),
         "wholes": arrow.list_(arrow.int64()),
         "numbers": arrow.list_(arrow.float64()),
+        "table": arrow.list_(arrow.list_(arrow.float64())),
     }
     return kinds[kind]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from infodis.engine.jobs import ESTIMATE_COLUMNS, RowJob, RowScorer, estimate_fields, numbers
+from infodis.engine.jobs import ESTIMATE_COLUMNS, TOKEN_COLUMNS, RowJob, RowScorer, estimate_fields, token_fields
 from infodis.engine.outputs import Columns
 from infodis.engine.summary import ScoreSummary
 from infodis.estimate import Estimate, estimate_items
@@ -20,7 +20,7 @@ class Score(RowJob):
 
     @property
     def columns(self) -> Columns:
-        return {**ESTIMATE_COLUMNS, **({"per_token": "numbers"} if self.per_token else {})}
+        return {**ESTIMATE_COLUMNS, **(TOKEN_COLUMNS if self.per_token else {})}
 
     def summary(self) -> ScoreSummary:
         return ScoreSummary()
@@ -48,7 +48,9 @@ class Scores(RowScorer[Entry, Scored, Estimate]):
         return estimate_items(self.model, [one.item for one in ready], self.job.request, seed=self.job.seed)
 
     def record(self, row: Entry, ready: Scored, found: Estimate) -> dict[str, Any]:
-        more = {"per_token": numbers(found.per_token)} if self.job.per_token else {}
+        more = {}
+        if self.job.per_token:
+            more = token_fields(row, self.model, ready.item, found.per_token, found.per_token_error)
         return {
             "id": row.id,
             **estimate_fields(found, ready.bytes),

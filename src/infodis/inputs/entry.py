@@ -61,6 +61,12 @@ class Entry:
             raise self._lacking("text", "text, or prompt and response, or tokens")
         return reading.after(model, self._prompt("prompt"), self._string(name))
 
+    def texts(self) -> tuple[str, str]:
+        """Prompt and response as they were given; an empty text for what was given as tokens, or not at all."""
+        found = (self._part(name).value for name in ("prompt", "response" if self.has("response") else "text"))
+        prompt, response = (value if isinstance(value, str) else "" for value in found)
+        return prompt, response
+
     def text(self) -> str:
         """`text` alone, of any length: a document. Raises `Refused`."""
         if not self.has("text"):

@@ -1,0 +1,128 @@
+"""`infodis attribute`: what every token costs, and how much every token of the prompt helps."""
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, with_options
+from infodis.cli.running import execute, finish
+from infodis.cli.screen import console
+from infodis.errors import InputError
+
+SHADES = ("", "on #fbe9e7", "on #ffccbc", "on #ffab91", "on #ff8a65", "on #ff7043")
+"""From what is expected to what is not."""
+
+SHADE_NATS = 1.0
+"""Nats of a token from one shade to the next."""
+
+STRONGEST, SURE = 12, 3.0
+"""Influences that are listed, and how many standard errors they must be away from nothing."""
+
+
+@with_options
+def attribute(
+    models: ModelOptions,
+    reading: ReadingOptions,
+    running: RunOptions,
+    input: Annotated[
+        str | None, typer.Argument(help="JSONL, CSV, TSV or Parquet rows, or a text a line; .gz is fine; - for stdin.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="A single text, instead of a file.")] = None,
+    prompt: Annotated[str, typer.Option(help="What comes before --text.")] = "",
+    evaluations: Annotated[int, typer.Option(min=1, help="Forward rows for each row.")] = 1024,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same masks for the same row.")] = 0,
+) -> None:
+    """Per-token credits of a text given its prompt, and how much each prompt token helps each token of the text.
+
+    Credits add up to the nll. Influences are Shapley values: they add up to what the whole prompt explains. Both come
+    with standard errors.
+
+    Examples:
+    [bold]infodis attribute --prompt "the capital of france is " --text paris[/bold]
+
+    [bold]infodis attribute rows.jsonl --model text8-tiny --out credits.jsonl[/bold]
+
+    [bold]infodis report credits.jsonl --out credits.html[/bold]
+    """
+    from infodis.engine.attributions import Attribute
+    from infodis.estimate import Request
+    from infodis.inputs import cut
+
+    if (input is None) == (text is None):
+        raise InputError("Give a file of rows, or a single text with --text: one of them.")
+    job = Attribute(models.spec(), Request(evaluations=evaluations), reading.reading(), seed)
+    rows = running.shard_rows or 16
+    settings = {"shard_rows": rows, "limit": running.limit, "format": reading.format}
+
+    def cutting(source: str, format: str | None) -> Any:
+        names = dict(reading.reading().fields)
+        return lambda work: cut(source, work, rows=rows, limit=running.limit, format=format, fields=names)
+
+    if input is not None:
+        execute(
+            job, cutting(input, reading.format), running, settings=settings, tell=lambda found: _table(found, input)
+        )
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        source, out = Path(scratch) / "text.jsonl", running.out or Path(scratch) / "out.jsonl"
+        source.write_text(json.dumps({"prompt": prompt, "text": text}) + "\n", encoding="utf-8")
+        finished = finish(job, cutting(str(source), "jsonl"), dataclasses.replace(running, out=out), settings=settings)
+        if finished.rejected is not None:
+            raise InputError(json.loads(finished.rejected.read_text(encoding="utf-8"))["reason"])
+        _show(json.loads(out.read_text(encoding="utf-8")))
+
+
+def _table(found: dict[str, Any], input: str) -> Table:
+    table = Table("quantity", "value", title=escape(f"credits of {input}"), show_header=False)
+    table.add_row("rows", f"{found['rows']:,.0f}")
+    table.add_row("forward rows", f"{found['evaluations']:,.0f}")
+    if found.get("rejected"):
+        table.add_row("rejected", f"{found['rejected']:,.0f}")
+    return table
+
+
+def _show(record: dict[str, Any]) -> None:
+    """A text with its costly tokens shaded, and what in the prompt helped most."""
+    pieces = record.get("pieces") or [str(number) for number in range(record["tokens"])]
+    shaded = Text()
+    for piece, nats in zip(pieces, record["per_token"], strict=True):
+        shade = SHADES[min(len(SHADES) - 1, max(0, int(nats / SHADE_NATS)))]
+        shaded.append(piece, style=f"black {shade}" if shade else "")
+    console.print(shaded)
+    console.print(f"nll {record['value']:.3f} ± {record['standard_error']:.3f} nats", highlight=False)
+    tokens = Table("token", "nats", "±", title="What every token costs")
+    for piece, nats, error in zip(pieces, record["per_token"], record["per_token_error"], strict=True):
+        tokens.add_row(_visible(piece), f"{nats:.3f}", f"{error:.3f}")
+    console.print(tokens)
+    if "influence" in record:
+        told = f"{record['explained']:.3f} ± {record['explained_error']:.3f}"
+        console.print(f"The prompt explains {told} nats of what the text would cost without it.", highlight=False)
+        console.print(_strongest(record, pieces))
+
+
+def _strongest(record: dict[str, Any], pieces: list[str]) -> Table:
+    """Influences that are surely there, the largest first."""
+    before = record.get("prompt_pieces") or [str(n) for n in range(len(record["influence"][0]))]
+    table = Table("token of the prompt", "changes", "by nats", "±", title="What helps (+) and what misleads (-)")
+    found = [
+        (nats, error, before[column], pieces[row])
+        for row, (effects, errors) in enumerate(zip(record["influence"], record["influence_error"], strict=True))
+        for column, (nats, error) in enumerate(zip(effects, errors, strict=True))
+        if abs(nats) > SURE * error
+    ]
+    for nats, error, helper, helped in sorted(found, key=lambda one: -abs(one[0]))[:STRONGEST]:
+        table.add_row(_visible(helper), _visible(helped), f"{nats:+.3f}", f"{error:.3f}")
+    total = sum(len(row) for row in record["influence"])
+    table.caption = f"{len(found)} of {total} influences are beyond {SURE:g} standard errors"
+    return table
+
+
+def _visible(piece: str) -> str:
+    return escape(piece if piece.strip() else piece.replace(" ", "␣"))

@@ -1,0 +1,126 @@
+"""What every token of a text costs, and how much every token of its prompt helps."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from infodis.engine.jobs import TOKEN_COLUMNS, RowJob, RowScorer, numbers, rounded, token_fields
+from infodis.engine.outputs import Columns
+from infodis.engine.summary import ScoreSummary
+from infodis.estimate import estimate_items
+from infodis.influence import influence
+from infodis.inputs import Entry, Refused, Scored
+from infodis.model import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribute(RowJob):
+    """Credits of the tokens of every row and, after a prompt, the influence of its tokens on each of them."""
+
+    @property
+    def columns(self) -> Columns:
+        return {**ATTRIBUTION_COLUMNS, **TOKEN_COLUMNS}
+
+    def summary(self) -> ScoreSummary:
+        return ScoreSummary()
+
+    def settings(self) -> dict[str, Any]:
+        return {"command": "attribute", **super().settings()}
+
+    def open(self) -> "Attributions":
+        model = self.model.load()
+        return Attributions(self, model, model.fingerprint)
+
+
+ATTRIBUTION_COLUMNS: Columns = {
+    "id": "text",
+    "quantity": "text",
+    "value": "number",
+    "standard_error": "number",
+    "evaluations": "whole",
+    "tokens": "whole",
+    "explained": "number",
+    "explained_error": "number",
+    "truncated": "whole",
+    "stopped": "text",
+    "seed": "whole",
+    "model": "text",
+    "prompt_pieces": "texts",
+    "influence": "table",
+    "influence_error": "table",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attributed:
+    """What was found about a row."""
+
+    value: float
+    standard_error: float
+    evaluations: int
+    stopped: str
+    credits: Tensor
+    errors: Tensor
+    prompt: dict[str, Any]
+    """What there is to say about the tokens before it, if there are any."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attributions(RowScorer[Entry, Scored, Attributed]):
+    """The scorer of `Attribute`."""
+
+    job: Attribute
+    model: Model
+    fingerprint: str
+
+    def read(self, row: Entry) -> Scored:
+        return row.scored(self.model, self.job.reading)
+
+    def measure(self, ready: Sequence[Scored]) -> Sequence[Attributed]:
+        return [self._attributed(one) for one in ready]
+
+    def _attributed(self, one: Scored) -> Attributed:
+        if one.item.context.numel():
+            return self._influenced(one)
+        found = estimate_items(self.model, [one.item], self.job.request, seed=self.job.seed)[0]
+        if found.impossible:
+            raise Refused(None, "It has probability zero under this model: its tokens have no finite credits.")
+        credits = found.per_token, found.per_token_error
+        return Attributed(found.value, found.standard_error, found.evaluations, found.stopped, *credits, {})
+
+    def _influenced(self, one: Scored) -> Attributed:
+        item = one.item
+        rows, seed = self.job.request.evaluations, self.job.seed
+        found = influence(
+            self.model, item.tokens, target=item.target, context=item.context, evaluations=rows, seed=seed
+        )
+        total = found.nll
+        tokenizer = self.model.opened.tokenizer
+        before = item.tokens[item.context].tolist()
+        prompt = {
+            "explained": rounded(found.information.value),
+            "explained_error": rounded(found.information.standard_error),
+            **({} if tokenizer is None else {"prompt_pieces": tokenizer.pieces(before)}),
+            "influence": [numbers(row) for row in found.value],
+            "influence_error": [numbers(row) for row in found.standard_error],
+        }
+        credits = found.per_token, found.per_token_error
+        return Attributed(total.value, total.standard_error, found.evaluations, found.stopped, *credits, prompt)
+
+    def record(self, row: Entry, ready: Scored, found: Attributed) -> dict[str, Any]:
+        return {
+            "id": row.id,
+            "quantity": "nll",
+            "value": rounded(found.value),
+            "standard_error": rounded(found.standard_error),
+            "evaluations": found.evaluations,
+            "tokens": ready.item.target.numel(),
+            **({"truncated": ready.truncated} if ready.truncated else {}),
+            "stopped": found.stopped,
+            "seed": self.job.seed,
+            "model": self.fingerprint,
+            **token_fields(row, self.model, ready.item, found.credits, found.errors),
+            **found.prompt,
+        }
