@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-transformers-4 faults check bench docs clean
+.PHONY: demo test test-all test-browser test-transformers-4 faults check bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,14 @@ test: $(STAMP)  ## the default tests: a few minutes on two cores
 test-all: $(STAMP)  ## the slow ones too
 	$(BIN)/python -m pytest -n 2 -q -m 'slow or not slow' --timeout=1800
 
+SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
+test-browser: $(STAMP)  ## reports in a real browser: Debian's chromium, installed if it is not there
+	@command -v chromium >/dev/null \
+		|| { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qq --yes --no-install-recommends chromium; } \
+		|| { echo "Browser tests need chromium, and apt-get could not install it. Install it by hand, then try again." >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python -m pytest -q tests/browser
+
 test-transformers-4: pyproject.toml constraints.txt  ## models of transformers, with its last version 4
 	$(PYTHON) -m venv .venv-4
 	.venv-4/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
@@ -27,8 +35,9 @@ test-transformers-4: pyproject.toml constraints.txt  ## models of transformers, 
 	.venv-4/bin/python -m pytest -n 2 -q tests/test_adapters.py tests/test_conformance.py tests/test_doctor.py
 
 KILLS ?= 200
-faults: $(STAMP)  ## kill `infodis score` again and again: the finished file is always the same
+faults: $(STAMP)  ## kill `infodis score`, Ray's workers and its driver: the finished file is always the same
 	$(BIN)/python tests/faults.py --kills $(KILLS)
+	$(BIN)/python -m pytest -q -m slow tests/test_ray.py -k 'dies or killed'
 
 check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff check .

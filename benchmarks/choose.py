@@ -20,7 +20,6 @@ import functools
 import hashlib
 import json
 import math
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from torch import Tensor
 import infodis
 from infodis import race as racing
 from infodis.batching import Batching, converse
+from infodis.data import text8_style
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
 from infodis.model import Model
@@ -119,7 +119,6 @@ def synthetic(count: int) -> None:
 
 
 FILES = ("hellaswag_300", "arc_challenge_300", "piqa_300")
-DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 BLOCK = 64
 """Rows of the reference at a time."""
 
@@ -155,12 +154,6 @@ class Remembering(RowPredictor):
             torch.save(self.known, self.file)
 
 
-def normalised(text: str) -> str:
-    """As text8: a to z and single spaces, digits spelled out."""
-    spelled = re.sub(r"[0-9]", lambda found: f" {DIGITS[int(found[0])]} ", text.lower())
-    return re.sub(r"[^a-z]+", " ", spelled).strip()
-
-
 def read(file: Path, model: Model, limit: int) -> dict[str, list[Question]]:
     """The questions of a file, by what scores are divided by. Prompts lose their beginning if they are too long."""
     assert model.length is not None
@@ -169,9 +162,9 @@ def read(file: Path, model: Model, limit: int) -> dict[str, list[Question]]:
         record = json.loads(line)
         items = []
         for choice in record["choices"]:
-            text = f" {normalised(choice)}"[: model.length]
+            text = f" {text8_style(choice)}"[: model.length]
             room = model.length - len(text)
-            prompt = normalised(record["x"])[-room:] if room else ""
+            prompt = text8_style(record["x"])[-room:] if room else ""
             items.append(Item.read(model.encode(prompt + text), context=range(len(prompt))))
         tokens = [float(item.target.numel()) for item in items]
         lengths = [float(max(1, len(choice.encode()))) for choice in record["choices"]]
@@ -258,7 +251,7 @@ def compare(
     begin = time.perf_counter()
     reference = Reference(infodis.load("text8-tiny"), given.reference)
     sure = {
-        size: [(one, verdict) for one, verdict in zip(asked[size], verdicts, strict=True) if verdict.decided]
+        size: [pair for pair in list(zip(asked[size], verdicts, strict=True))[: given.compare] if pair[1].decided]
         for size, verdicts in found.items()
     }
     reference.settle([one for pairs in sure.values() for one, _ in pairs], given.rows, given.clear)
@@ -280,6 +273,7 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, help="compare with a reference, and keep it in this file")
     parser.add_argument("--memory", type=Path, help="file that keeps what the model said while racing")
     parser.add_argument("--limit", type=int, default=300, help="questions of each file")
+    parser.add_argument("--compare", type=int, help="questions of each file to compare with the reference; default all")
     parser.add_argument("--rows", type=int, default=2048, help="of the reference, at most")
     parser.add_argument("--clear", type=float, default=6.0, help="standard errors at which the reference stops earlier")
     parser.add_argument("--chance", type=float, default=Race().chance)

@@ -17,7 +17,7 @@ import argparse
 import functools
 import json
 import math
-import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,13 +29,14 @@ from lm_eval.api.model import LM
 
 import infodis
 from infodis.bench.peers import LladaSampler
+from infodis.data import text8_style
 from infodis.integrations.lm_eval import InfodisLM
 from infodis.integrations.questions import Place, Reader
 from infodis.model import Model
 from infodis.rng import stream, uniforms
 
 DRAWS, BATCH = 128, 16
-PORTIONS = 5
+PORTIONS = 15
 
 
 class OneAtATime(LM):
@@ -89,22 +90,18 @@ class Ours(InfodisLM):
         self.rows += sum(record["evaluations"] for record in records)
 
 
-def questions(path: Path, count: int) -> list[tuple[list[Instance], int]]:
-    """The requests of every question, and which choice is right."""
+def questions(path: Path, count: int, *, longest: int) -> list[tuple[list[Instance], int]]:
+    """The requests of every question, and which choice is right. Choices longer than a row lose their end."""
     found = []
     for number, line in enumerate(path.read_text().splitlines()[:count]):
         row = json.loads(line)
-        texts = [" " + letters(choice) for choice in row["choices"]]
+        texts = [f" {text8_style(choice)}"[:longest] for choice in row["choices"]]
         requests = [
-            Instance("loglikelihood", row, (letters(row["x"]), text), n, ("hellaswag", number, 1))
+            Instance("loglikelihood", row, (text8_style(row["x"]), text), n, ("hellaswag", number, 1))
             for n, text in enumerate(texts)
         ]
         found.append((requests, int(row["label"])))
     return found
-
-
-def letters(text: str) -> str:
-    return re.sub("[^a-z]+", " ", text.lower()).strip()
 
 
 def decisions(answers: Sequence[tuple[float, bool]], asked: list[tuple[list[Instance], int]]) -> list[int]:
@@ -153,7 +150,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     model = infodis.load(given.model)
-    asked = questions(given.data, given.items)
+    asked = questions(given.data, given.items, longest=model.length or 256)
     rivals: dict[str, Any] = {
         "one at a time": OneAtATime(model),
         "infodis": Ours(model, evaluations=given.evaluations),
@@ -167,6 +164,8 @@ def main() -> None:
         requests = [one for some, _ in asked[start : start + step] for one in some]
         for name, lm in rivals.items():
             answers[name] += spent[name].of(functools.partial(lm.loglikelihood, requests))
+        seconds = ", ".join(f"{name} {taken.passed:.0f} s" for name, taken in spent.items())
+        print(f"{min(start + step, len(asked))} of {len(asked)} questions: {seconds}", file=sys.stderr, flush=True)
     truth = None
     if given.truth:
         whole = [one for some, _ in asked for one in some]

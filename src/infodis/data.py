@@ -77,6 +77,19 @@ class Tokenizer(abc.ABC):
         """All there is to know, for config.json; see `tokenizer_from`."""
 
 
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def text8_style(text: str) -> str:
+    """A text in the letters of text8: a to z and single spaces, digits spelled out, all else dropped.
+
+    >>> text8_style("In 1969, Apollo 11 landed.")
+    'in one nine six nine apollo one one landed'
+    """
+    spelled = re.sub("[0-9]", lambda digit: f" {DIGITS[int(digit[0])]} ", text.lower())
+    return re.sub("[^a-z]+", " ", spelled).strip()
+
+
 @dataclasses.dataclass(frozen=True)
 class Characters(Tokenizer):
     """One token per character of a fixed alphabet.

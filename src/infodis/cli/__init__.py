@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from infodis import __version__
-from infodis.cli import attribute, bench, bounds, curve, doctor, lm_eval, models, score
+from infodis.cli import attribute, audit, bench, bounds, curve, doctor, lm_eval, models, report, score
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InfodisError
 
@@ -24,6 +24,8 @@ for command in (
     score.choose,
     score.perplexity,
     doctor.doctor,
+    audit.audit,
+    report.report,
     attribute.attribute,
     bounds.bounds,
     curve.curve,

@@ -44,21 +44,37 @@ def shard_rows(given: int | None, evaluations: int | None) -> int:
 
 
 def execute(
-    job: "Job", cut: Cut, options: RunOptions, *, settings: dict[str, Any], tell: Tell, pipe: bool = True
+    job: "Job",
+    cut: Cut,
+    options: RunOptions,
+    *,
+    settings: dict[str, Any],
+    tell: Tell,
+    pipe: bool = True,
+    then: Callable[[Path], None] = lambda records: None,
 ) -> None:
     """Run a job to its end, or say what it would do; print the summary and leave with the exit code.
 
     Without an output, records go to standard output, and all else to standard error; unless `pipe` is False: then only
-    the summary is wanted.
+    the summary is wanted. `then` is done with the finished records.
     """
     with _threads_kept():
         if options.dry_run:
-            console.print(_dry_run(job, cut, options))
+            console.print(dry_run(job, cut, options))
         else:
-            _execute(job, cut, options, settings, tell, pipe=pipe and options.out is None)
+            _execute(job, cut, options, settings, tell, then, pipe=pipe and options.out is None)
 
 
-def _execute(job: "Job", cut: Cut, options: RunOptions, settings: dict[str, Any], tell: Tell, *, pipe: bool) -> None:
+def _execute(
+    job: "Job",
+    cut: Cut,
+    options: RunOptions,
+    settings: dict[str, Any],
+    tell: Tell,
+    then: Callable[[Path], None],
+    *,
+    pipe: bool,
+) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch) / "records.jsonl"
         finished = _run(job, cut, options, out, settings)
@@ -67,6 +83,7 @@ def _execute(job: "Job", cut: Cut, options: RunOptions, settings: dict[str, Any]
                 shutil.copyfileobj(file, sys.stdout.buffer)
                 sys.stdout.buffer.flush()
         _report(finished, options, tell, progress_console if pipe else console)
+        then(out)
     if finished.totals.get("rejected"):
         raise typer.Exit(REJECTED)
 
@@ -156,7 +173,8 @@ def _report(finished: "Finished", options: RunOptions, tell: Tell, screen: Conso
             screen.print(f"{count:,} rows were rejected: {finished.rejected}", markup=False, highlight=False)
 
 
-def _dry_run(job: "Job", cut: Cut, options: RunOptions) -> Table:
+def dry_run(job: "Job", cut: Cut, options: RunOptions) -> Table:
+    """What a run would do, and how long that would take, judged by its first rows."""
     import torch
 
     torch.set_num_threads(_threads(options))

@@ -9,7 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from infodis.cli.options import ModelOptions, PrecisionOptions, ReadingOptions, RunOptions, with_options
+from infodis.cli.report import check_page, write_report
 from infodis.cli.running import Cut, execute, shard_rows
+from infodis.cli.screen import progress_console
 
 if TYPE_CHECKING:
     from infodis.engine.documents import Documents
@@ -34,6 +36,7 @@ def score(
     reading: ReadingOptions,
     running: RunOptions,
     per_token: Annotated[bool, typer.Option("--per-token", help="Add the credit of every target token.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a page to open, .html; implies --per-token.")] = None,
 ) -> None:
     """The likelihood of every row, in nats, with its standard error.
 
@@ -46,13 +49,26 @@ def score(
 
     [bold]infodis score rows.parquet -m GSAI-ML/LLaDA-8B-Base --device cuda --standard-error 0.5 -o out.parquet[/bold]
 
+    [bold]infodis score texts.jsonl --out scores.jsonl --report scores.html[/bold]
+
     [bold]cat texts.jsonl | infodis score - --evaluations 32 | jq .bits_per_token[/bold]
     """
     from infodis.engine.scores import Score
 
-    job = Score(models.spec(), precision.request(), reading.reading(), precision.seed, per_token)
+    if report is not None:
+        check_page(report)
+    job = Score(models.spec(), precision.request(), reading.reading(), precision.seed, per_token or report is not None)
     cut, settings = _rows(input, precision, reading, running)
-    execute(job, cut, running, settings=settings, tell=lambda found: _score_table(found, input, models.model))
+
+    def tell(found: dict[str, Any]) -> Table:
+        return _score_table(found, input, models.model)
+
+    def then(records: Path) -> None:
+        if report is not None:
+            write_report(records, report, title=f"{input} under {models.model}")
+            progress_console.print(f"Report: {report}", markup=False, highlight=False)
+
+    execute(job, cut, running, settings=settings, tell=tell, then=then)
 
 
 def _rows(

@@ -1,0 +1,148 @@
+"""What text8-tiny finds strange: held-out text8 against five kinds of foreign text, with trivial baselines beside it.
+
+    OMP_NUM_THREADS=1 python benchmarks/audit_text8.py --data DIR --out out/audit
+
+A row is a prompt of 128 characters and a response of 128. The first group are windows of data/text8_valid.txt.gz, which
+the model has not seen. The others, all in the letters of text8:
+
+    shuffled     the same responses with their words in random order
+    elsewhere    responses of other windows after the prompt
+    gpt          GPT-4's continuations of news, stories and abstracts (human_vs_llm_180.jsonl in DIR)
+    human        the human continuations of the same prompts
+    chinese      Chinese prose, transliterated (zh_hongloumeng_200k.txt in DIR; needs `pip install unidecode`)
+
+and, as a pair, gpt against human after the same prompts. Groups whose file is missing are left out. Every group is
+examined once; records in --out are used again, so that an interrupted run goes on. Each audit leaves a report there.
+"""
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from infodis.audit.analysis import Audit, analyse
+from infodis.audit.groups import Group
+from infodis.audit.job import Examine
+from infodis.audit.reporting import write_audit
+from infodis.audit.tasks import task_named
+from infodis.audit.wording import interval_text, p_text
+from infodis.data import text8_style
+from infodis.engine.jobs import ModelSpec
+from infodis.engine.local import InProcess
+from infodis.engine.run import Plan, run
+from infodis.estimate import Request
+from infodis.inputs import Reading, cut
+from infodis.rng import stream
+
+PROMPT = RESPONSE = 128
+HELD_OUT = Path(__file__).parents[1] / "data" / "text8_valid.txt.gz"
+Row = dict[str, str]
+
+
+def windows(text: str, count: int) -> list[Row]:
+    """Evenly spread, not overlapping, beginning with a word."""
+    step = max(PROMPT + RESPONSE + 64, len(text) // count)
+    rows = []
+    for number, start in enumerate(range(0, len(text) - PROMPT - RESPONSE - 64, step)):
+        begin = text.index(" ", start) + 1
+        middle, end = begin + PROMPT, begin + PROMPT + RESPONSE
+        rows.append({"id": f"{number}", "prompt": text[begin:middle], "response": text[middle:end]})
+    return rows[:count]
+
+
+def shuffled(rows: list[Row]) -> Iterator[Row]:
+    for row in rows:
+        words = row["response"].split(" ")
+        order = torch.randperm(len(words), generator=stream(0, "words", row["id"])).tolist()
+        yield {**row, "response": " ".join(words[n] for n in order)}
+
+
+def elsewhere(rows: list[Row]) -> Iterator[Row]:
+    for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
+        yield {**row, "response": other["response"]}
+
+
+def continued(path: Path, field: str) -> Iterator[Row]:
+    """The end of the prompt and the beginning of its continuation, where both are long enough."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        prompt, response = text8_style(record["x"]), " " + text8_style(record[field])
+        long = len(prompt) >= PROMPT and all(len(text8_style(record[one])) >= RESPONSE for one in ("y_human", "y_llm"))
+        if long:
+            yield {"id": str(record["id"]), "prompt": prompt[-PROMPT:], "response": response[:RESPONSE]}
+
+
+def chinese(path: Path, count: int) -> list[Row]:
+    from unidecode import unidecode
+
+    return windows(text8_style(unidecode(path.read_text(encoding="utf-8"))), count)
+
+
+def groups(data: Path | None, count: int) -> Iterator[tuple[str, list[Row]]]:
+    held = windows(gzip.decompress(HELD_OUT.read_bytes()).decode(), count)
+    yield "text8", held
+    yield "shuffled", list(shuffled(held))
+    yield "elsewhere", list(elsewhere(held))
+    if data is not None and (pairs := data / "human_vs_llm_180.jsonl").exists():
+        yield "human", list(continued(pairs, "y_human"))[:count]
+        yield "gpt", list(continued(pairs, "y_llm"))[:count]
+    if data is not None and (prose := data / "zh_hongloumeng_200k.txt").exists():
+        yield "chinese", chinese(prose, count)
+
+
+def examined(name: str, rows: list[Row], out: Path, evaluations: int) -> Group:
+    source = out / f"{name}.rows.jsonl"
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if not source.exists() or source.read_text(encoding="utf-8") != text:
+        source.write_text(text, encoding="utf-8")
+    job = Examine(ModelSpec("text8-tiny"), Request(evaluations=evaluations), Reading(), 0, None)
+    plan = Plan(
+        out=out / f"{name}.jsonl",
+        job=job,
+        cut=lambda work: cut(source, work, rows=16),
+        settings=job.settings(),
+        about={},
+        executor=InProcess(),
+    )
+    finished = run(plan, lambda state: print(f"\r{name}: {state.done} of {state.rows} rows", end="", flush=True))
+    print()
+    return Group.read(name, plan.out, rejected=int(finished.totals.get("rejected", 0)))
+
+
+def told(found: Audit) -> str:
+    """A line of the table."""
+    ngrams = found.confounds.ngrams
+    best = max(found.separations, key=lambda one: abs(one.auroc.value - 0.5))
+    trivial = "" if ngrams is None else interval_text(ngrams.auroc)
+    return (
+        f"| {found.positive.name} | {found.negative.name} | {len(found.positive.records)} | "
+        f"{interval_text(found.main.auroc)} | {p_text(found.main.p_value)} | "
+        f"{best.score} {interval_text(best.auroc)} | {trivial} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="directory with the other texts")
+    parser.add_argument("--out", type=Path, default=Path("out/audit"))
+    parser.add_argument("--rows", type=int, default=200, help="of a group, at most")
+    parser.add_argument("--evaluations", type=int, default=32, help="masks of a row in each circumstance")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    found = {name: examined(name, rows, given.out, given.evaluations) for name, rows in groups(given.data, given.rows)}
+    pairs = [("text8", name) for name in found if name != "text8"] + [("human", "gpt")] * ("gpt" in found)
+    print("| group | against | rows | AUROC, nll per token | p | best score | characters counted |")
+    print("|---|---|---|---|---|---|---|")
+    for one, other in pairs:
+        audit = analyse(task_named("ood"), [found[one], found[other]])
+        directory = given.out / f"{other}-against-{one}"
+        directory.mkdir(exist_ok=True)
+        write_audit(audit, directory, {"model": "text8-tiny", "evaluations": given.evaluations})
+        print(told(audit), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""`infodis audit`: two groups of rows under one model, what tells them apart, and what else could."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, with_options
+from infodis.cli.running import REJECTED, Cut, dry_run, finish, shard_rows
+from infodis.cli.screen import console, progress_console
+from infodis.errors import InputError
+
+if TYPE_CHECKING:
+    from infodis.audit.analysis import Audit
+    from infodis.audit.groups import Group
+    from infodis.audit.job import Examine
+
+EVALUATIONS = 64
+"""Masks of a row unless more are asked for: rows differ by more than their errors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectoryOptions(RunOptions):
+    """The same for a command that writes a directory."""
+
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A directory: records, statistics, figures, the report.")
+    ] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """Rows to examine: a file, the field with their responses if it is not the usual one, and what they are called."""
+
+    label: str
+    """Of its files in the directory."""
+    name: str
+    input: str
+    field: str | None = None
+
+
+@with_options
+def audit(
+    models: ModelOptions,
+    reading: ReadingOptions,
+    running: DirectoryOptions,
+    a: Annotated[str | None, typer.Argument(help="Rows of the first group; JSONL, CSV, TSV, Parquet or text.")] = None,
+    b: Annotated[str | None, typer.Argument(help="Rows of the second group.")] = None,
+    responses: Annotated[
+        str | None, typer.Option(help="Two fields of one file, instead of a second file: y_human,y_llm.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="ood, shift or membership: what is asked, and in which words.")] = "ood",
+    members: Annotated[str | None, typer.Option(help="Rows known to be in the training data.")] = None,
+    nonmembers: Annotated[str | None, typer.Option(help="Fresh rows of the same kind, known not to be.")] = None,
+    names: Annotated[str | None, typer.Option(help="What the groups are called: human,gpt.")] = None,
+    reference: Annotated[str | None, typer.Option(help="Another model, to compare with under shared masks.")] = None,
+    evaluations: Annotated[int, typer.Option(min=4, help="Masks of a row, in every circumstance.")] = EVALUATIONS,
+    seed: Annotated[int, typer.Option(help="Of masks, resamples and permutations.")] = 0,
+) -> None:
+    """Does a model tell two groups of rows apart: in and out of its distribution, old and new, members and not?
+
+    Every row is scored given its prompt, without it, and under a reference if there is one, all with shared masks.
+    Then: AUROC, detection rates, effect size with intervals, a permutation p-value, pairs where prompts are shared;
+    and checks whether something trivial, such as length or capitals, tells the groups apart as well. Records and a
+    report to open in a browser land in --out; killed, the same command goes on.
+
+    Examples:
+    [bold]infodis audit human.jsonl generated.jsonl --model text8-tiny --out audit[/bold]
+
+    [bold]infodis audit pairs.jsonl --responses y_human,y_llm --field prompt=x --names human,gpt --out audit[/bold]
+
+    [bold]infodis audit suspects.jsonl --task membership --members train.jsonl --nonmembers fresh.jsonl -o out[/bold]
+    """
+    from infodis.audit.job import Examine
+    from infodis.audit.tasks import task_named
+    from infodis.estimate import Request
+
+    asked = task_named(task)
+    sides = _sides(asked.name, [a, b], [members, nonmembers], responses, names, asked.groups)
+    other = None if reference is None else models.spec(reference)
+    job = Examine(models.spec(), Request(evaluations=evaluations), reading.reading(), seed, other)
+    if running.dry_run:
+        for side in sides:
+            console.print(dry_run(job, _cut(side, job, reading, running), running))
+        return
+    directory = _directory(running)
+    groups = [_examined(side, job, reading, running, directory) for side in sides]
+    found = _analysed(asked.name, groups, by_id=responses is not None, seed=seed)
+    _write(found, directory)
+    _tell(found, directory)
+    if any(group.rejected for group in groups):
+        raise typer.Exit(REJECTED)
+
+
+def _sides(
+    task: str,
+    files: list[str | None],
+    known: list[str | None],
+    responses: str | None,
+    names: str | None,
+    usual: tuple[str, str],
+) -> list[Side]:
+    """The two groups, and behind them rows in question, if there are any."""
+    given = [file for file in files if file is not None]
+    called = _two(names, "--names") or list(usual)
+    if any(known):
+        return _known_sides(task, given, known, called)
+    if responses is not None:
+        if len(given) != 1:
+            raise InputError(f"--responses names two fields of one file; {len(given)} files were given.")
+        fields = _two(responses, "--responses")
+        called = called if names else fields
+        return [Side(label, name, given[0], field) for label, name, field in zip("ab", called, fields, strict=True)]
+    if len(given) != 2:
+        raise InputError(
+            f"Two groups are needed, {len(given)} files were given: infodis audit A B, or one file with --responses."
+        )
+    return [Side(label, name, file) for label, name, file in zip("ab", called, given, strict=True)]
+
+
+def _known_sides(task: str, given: list[str], known: list[str | None], called: list[str]) -> list[Side]:
+    if task != "membership":
+        raise InputError(f"--members and --nonmembers belong to --task membership; the task is {task}.")
+    members, nonmembers = known
+    if members is None or nonmembers is None:
+        raise InputError("Membership needs both: --members, and --nonmembers of the same kind.")
+    if len(given) > 1:
+        raise InputError(f"With --members and --nonmembers there is at most one file in question, got {len(given)}.")
+    questioned = [Side("questioned", "in question", file) for file in given]
+    return [Side("a", called[0], members), Side("b", called[1], nonmembers), *questioned]
+
+
+def _two(words: str | None, option: str) -> list[str]:
+    found = [] if words is None else [word.strip() for word in words.split(",")]
+    if found and (len(found) != 2 or not all(found) or found[0] == found[1]):
+        raise InputError(f"{option} takes two different words with a comma between them, got {words!r}.")
+    return found
+
+
+def _directory(running: RunOptions) -> Path:
+    if running.out is None:
+        raise InputError("An audit writes records, figures and a report: name a directory with --out.")
+    if running.out.exists() and not running.out.is_dir():
+        raise InputError(f"{running.out} is a file. Name a directory with --out.")
+    if not running.out.parent.is_dir():
+        raise InputError(f"There is no directory {running.out.parent} to make {running.out.name} in. Make it first.")
+    running.out.mkdir(exist_ok=True)
+    return running.out
+
+
+def _cut(side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions) -> Cut:
+    from infodis.inputs import cut
+
+    names = {**job.reading.fields, **({} if side.field is None else {"response": side.field})}
+    rows = shard_rows(running.shard_rows, job.request.rows)
+    return lambda work: cut(side.input, work, rows=rows, limit=running.limit, format=reading.format, fields=names)
+
+
+def _examined(side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions, directory: Path) -> "Group":
+    from infodis.audit.groups import Group
+
+    out = directory / f"{side.label}.jsonl"
+    rows = shard_rows(running.shard_rows, job.request.rows)
+    settings = {"shard_rows": rows, "limit": running.limit, "format": reading.format, "response": side.field}
+    progress_console.print(f"{side.name}: {side.input}", markup=False, highlight=False, soft_wrap=True)
+    options = dataclasses.replace(running, out=out)
+    finished = finish(job, _cut(side, job, reading, running), options, settings=settings)
+    if finished.rejected is not None:
+        count = int(finished.totals["rejected"])
+        progress_console.print(f"{count:,} rows were rejected: {finished.rejected}", markup=False, highlight=False, soft_wrap=True)
+    return Group.read(side.name, out, rejected=int(finished.totals.get("rejected", 0)))
+
+
+def _analysed(task: str, groups: list["Group"], *, by_id: bool, seed: int) -> "Audit":
+    from infodis.audit.analysis import analyse
+    from infodis.audit.tasks import task_named
+
+    with progress_console.status("Resampling and checking for confounds"):
+        return analyse(task_named(task), groups, same_rows=by_id, seed=seed)
+
+
+def _write(found: "Audit", directory: Path) -> None:
+    from infodis.audit.reporting import write_audit
+    from infodis.cli.report import provenance
+
+    write_audit(found, directory, provenance([directory / "a.jsonl", directory / "b.jsonl"]))
+
+
+def _tell(found: "Audit", directory: Path) -> None:
+    from infodis.audit.wording import findings, interval_text, p_text
+
+    for sentence, warning in findings(found):
+        mark = "[bold yellow]![/bold yellow]" if warning else "[bold green]·[/bold green]"
+        console.print(f"{mark} {escape(sentence)}", highlight=False)
+    rates = [f"TPR at {rate:.0%} FPR" for rate in found.main.tpr]
+    title = escape(f"{found.positive.name} against {found.negative.name}")
+    table = Table("score", "AUROC", *rates, "effect size", "p", "adjusted p", title=title)
+    for one, adjusted in zip(found.separations, found.adjusted, strict=True):
+        caught = [interval_text(rate) for rate in one.tpr.values()]
+        numbers = (interval_text(one.auroc), *caught, interval_text(one.effect))
+        table.add_row(one.score, *numbers, p_text(one.p_value), p_text(adjusted))
+    if found.confounds.ngrams is not None:
+        table.add_section()
+        table.add_row("characters counted, no model", interval_text(found.confounds.ngrams.auroc))
+    console.print(table)
+    console.print(f"Report: {directory / 'report.html'}", markup=False, highlight=False, soft_wrap=True)

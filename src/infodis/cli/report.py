@@ -1,0 +1,103 @@
+"""`infodis report`: a page to open from the records of a run."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infodis import __version__
+from infodis.cli.screen import check_places, console
+from infodis.errors import InputError
+
+MOST = 20_000
+"""Rows that a page takes without becoming slow."""
+
+
+def report(
+    results: Annotated[Path, typer.Argument(help="Records of infodis score or attribute: .jsonl or .parquet.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page, .html.")] = Path("report.html"),
+    title: Annotated[str | None, typer.Option(help="Of the page. Default: the name of the file.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="A directory for figures as SVG, PNG and CSV.")] = None,
+) -> None:
+    """One HTML file that opens by double click: findings, histogram, rows with a heat map of their tokens.
+
+    Nothing in it is loaded from elsewhere. For heat maps score with --per-token.
+
+    Examples:
+    [bold]infodis score texts.jsonl --per-token --out scores.jsonl[/bold]
+
+    [bold]infodis report scores.jsonl --out scores.html --figures figures[/bold]
+    """
+    write_report(results, out, title=title, limit=limit, figures=figures)
+    console.print(f"Report: {out}", markup=False, highlight=False)
+
+
+def write_report(
+    results: Path, out: Path, *, title: str | None = None, limit: int | None = None, figures: Path | None = None
+) -> None:
+    """The page of a results file, and its figures if a directory is named."""
+    check_page(out)
+    from infodis.report.figures import save
+    from infodis.report.page import write
+    from infodis.report.scores import score_report
+
+    records = read_records(results, limit)
+    page = score_report(records, title=title or results.name, provenance=provenance([results]))
+    for figure in page.figures if figures is not None else ():
+        save(figure, figures or Path())
+    write(page, out)
+
+
+def check_page(out: Path) -> None:
+    """What stands in the way of a page is told before the work, not after it."""
+    from infodis.report.drawing import load_vega
+
+    check_places(out, None)
+    if out.suffix not in (".html", ".htm"):
+        raise InputError(f"A page's name ends in .html; got {out.name}.")
+    load_vega()
+
+
+def read_records(path: Path, limit: int | None) -> list[dict[str, Any]]:
+    """What `infodis score` and its like wrote."""
+    if not path.is_file():
+        raise InputError(f"There is no file {path}. Give the records that infodis score wrote.")
+    records = _parquet(path) if path.suffix == ".parquet" else _lines(path)
+    if not records or any(not isinstance(record, dict) or "value" not in record for record in records):
+        raise InputError(f"{path} does not hold records of infodis score: lines of JSON with a value each.")
+    if limit is None and len(records) > MOST:
+        raise InputError(f"{path} has {len(records):,} rows; a page takes {MOST:,}. Give --limit {MOST}.")
+    return records[:limit]
+
+
+def _lines(path: Path) -> list[Any]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON lines: {error}.") from None
+
+
+def _parquet(path: Path) -> list[Any]:
+    from infodis.engine.outputs import load_arrow
+
+    arrow = load_arrow()
+    try:
+        return arrow.parquet.read_table(path).to_pylist()
+    except (arrow.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def provenance(results: Sequence[Path]) -> dict[str, Any]:
+    """How records came about, as far as their manifests tell."""
+    from infodis.engine.store import manifest_path, read_settings
+
+    found: dict[str, Any] = {"infodis": __version__}
+    for path in results:
+        manifest = read_settings(manifest_path(path))
+        if manifest is not None:
+            about = {name: manifest.get(name) for name in ("command_line", "settings", "totals", "sha256", "python")}
+            found[path.name] = about
+    return found
