@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import infodis
 from infodis.cli import app
+from infodis.errors import InputError
 
 TEXTS = ["the cat sat on the mat", "seven wizards", "a", "the capital of france is paris", "zzzz qqqq"]
 FEW = ["--evaluations", "16", "--threads", "1"]
@@ -240,3 +241,50 @@ def test_a_row_for_which_the_model_says_nan_is_rejected_alone(rows, tmp_path, mo
     invoke("score", rows, "--out", out, *FEW, code=3)
     assert [row["id"] for row in read(tmp_path / "out.rejected.jsonl")] == marked
     assert len(read(out)) == len(TEXTS) - len(marked)
+
+
+def test_tokens_are_told_with_pieces_and_errors(rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    invoke("score", rows, "--out", out, *FEW, "--report", tmp_path / "page.html")
+    for record, text in zip(read(out), TEXTS, strict=True):
+        assert "".join(record["pieces"]) == text
+        assert len(record["per_token"]) == len(record["per_token_error"]) == len(text)
+    assert read(out)[2]["per_token_error"] == [0.0]  # one token: nothing is random
+    page = (tmp_path / "page.html").read_bytes()
+    invoke("report", out, "--out", tmp_path / "again.html", "--title", f"{rows} under text8-tiny")
+    assert (tmp_path / "again.html").read_bytes() == page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["score", "ROWS", "--report", "page.txt"], "ends in .html"),
+        (["report", "missing.jsonl"], "no file missing.jsonl"),
+        (["report", "ROWS"], "does not hold records"),
+        (["report", "ROWS", "--out", "nowhere/page.html"], "Make it first"),
+        (["attribute"], "one of them"),
+        (["attribute", "ROWS", "--text", "both"], "one of them"),
+        (["attribute", "--text", "Capitals"], "alphabet"),
+    ],
+)
+def test_mistakes_with_reports_are_told(rows, tmp_path, arguments, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        invoke(*[str(rows) if argument == "ROWS" else argument for argument in arguments])
+    assert not (tmp_path / "page.txt").exists()
+
+
+def test_attributions_add_up(tmp_path):
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    given = [{"id": "a", "prompt": "the king of ", "response": "france"}, {"id": "b", "text": "alone"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    invoke("attribute", path, "--out", out, "--evaluations", "64", "--threads", "1")
+    after, alone = read(out)
+    assert "".join(after["prompt_pieces"]) == "the king of "
+    assert sum(map(sum, after["influence"])) == pytest.approx(after["explained"], abs=1e-4)
+    assert sum(after["per_token"]) == pytest.approx(after["value"], abs=1e-4)
+    assert "influence" not in alone
+    assert alone["standard_error"] == 0  # five tokens: all masks
+    invoke("report", out, "--out", tmp_path / "page.html")
+    told = invoke("attribute", "--prompt", "the king of ", "--text", "france", "--evaluations", "64", "--threads", "1")
+    assert "The prompt explains" in told.output

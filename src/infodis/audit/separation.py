@@ -243,7 +243,7 @@ def separate(
 
     >>> low, high = torch.arange(50.0).double(), torch.arange(50.0).double() + 30
     >>> print(separate(low, high, score="nll").auroc)
-    0.92 [0.85, 0.96]
+    0.92 [0.86, 0.96]
     """
     units = _units(negatives, positives, paired=paired, clusters=clusters)
     for rate in rates:

@@ -138,7 +138,8 @@
   function words(data, row) {
     const block = make("div", { class: row.open ? "open" : "shut", dir: "auto" });
     if (row.prompt) {
-      const short = row.open || row.prompt.length <= PROMPT ? row.prompt : `… ${row.prompt.slice(-PROMPT)}`;
+      const fits = row.open || row.prompt.length <= PROMPT;
+      const short = fits ? row.prompt : `… ${[...row.prompt].slice(-PROMPT).join("")}`;
       block.append(make("span", { class: "prompt" }, short));
     }
     if (row.count > 0) block.append(heatMap(data, row));
