@@ -29,9 +29,9 @@ LAYERS = [
     {"adapters", "information"},
     {"model"},
     {"train", "doctor", "inputs"},
-    {"engine", "integrations", "report"},
-    {"audit"},
-    {"bench"},
+    {"engine", "integrations"},
+    {"report", "bench"},
+    {"audit", "reproduce"},
     {"cli"},
     {"__main__"},
 ]

@@ -22,6 +22,8 @@ ROWS = 4000
 CHARACTERS = 500
 """Characters of a response that the n-gram classifier reads: enough to know an alphabet and a style."""
 FOLDS = 5
+UNRELATED = 2 * FOLDS
+"""Rows of a group without a common prompt or response, at least, for a classifier: two in every fold."""
 INFLATION = 1 + FOLDS / (FOLDS - 1)
 """Of the variance of an AUROC out of folds, whose training rows overlap (Nadeau and Bengio 2003). Without it, intervals
 of groups from one source leave out a half three times as often as they should."""
@@ -135,7 +137,11 @@ class Confounds:
     def findings(self, model: Separation) -> list[str]:
         """What a reader must know before believing `model`, the most important first; often nothing."""
         told = [self._classifier(model)] if self.ngrams is not None and _matters(self.ngrams.auroc, model) else []
-        return told + self._features(model) + self._repeated(model)
+        unchecked = (
+            f"Whether characters alone tell {self.names[1]} from {self.names[0]} is not known: a classifier needs at least "
+            f"{UNRELATED} rows of each that share neither prompt nor response."
+        )
+        return told + self._features(model) + self._repeated(model) + ([unchecked] if self.ngrams is None else [])
 
     def clear(self) -> list[Baseline]:
         """Features that differ beyond chance (Holm over all of them), the strongest first."""
@@ -233,7 +239,7 @@ def check(a: Sequence[Text], b: Sequence[Text], *, names: tuple[str, str] = ("A"
             raise InputError(f"Each group needs at least two rows; {name} has {len(texts)}.")
     duplicates, rows = repeated(a, b), (len(a), len(b))
     a, b = thinned(a), thinned(b)
-    groups = related(a, b, by_prompt=True)
+    groups = related(a, b)
     have_tokens = all(text.tokens is not None for text in (*a, *b))
     features = [feature for feature in FEATURES if have_tokens or not feature.needs_tokens]
     found = [_feature(feature, a, b, groups, seed=seed) for feature in features]
@@ -261,9 +267,10 @@ def _repeats(a: Sequence[str], b: Sequence[str]) -> tuple[int, int, int]:
     return len(a) - len(known), len(b) - len(set(b)), sum(text in known for text in b)
 
 
-def related(a: Sequence[Text], b: Sequence[Text], *, by_prompt: bool) -> list[int]:
+def related(a: Sequence[Text], b: Sequence[Text]) -> list[int]:
     """A number per row of A, then B: rows that share a response or a prompt have the same, also by way of others."""
-    leader = list(range(len(a) + len(b)))
+    rows = [*a, *b]
+    leader = list(range(len(rows)))
 
     def find(row: int) -> int:
         while leader[row] != row:
@@ -271,13 +278,13 @@ def related(a: Sequence[Text], b: Sequence[Text], *, by_prompt: bool) -> list[in
             row = leader[row]
         return row
 
+    instruction = rows[0].prompt if len({text.prompt for text in rows}) == 1 else ""
     seen: dict[tuple[str, str], int] = {}
-    for row, text in enumerate([*a, *b]):
-        names = [("response", text.response)] + ([("prompt", text.prompt)] if by_prompt else [])
-        for name in names:
-            if name[1]:
+    for row, text in enumerate(rows):
+        for name in (("response", text.response), ("prompt", text.prompt)):
+            if name[1] and name != ("prompt", instruction):
                 leader[find(row)] = find(seen.setdefault(name, row))
-    return [find(row) for row in range(len(leader))]
+    return [find(row) for row in range(len(rows))]
 
 
 def _enough(groups: Sequence[int], size: int, least: int) -> bool:
@@ -303,14 +310,11 @@ def _clusters(groups: list[int], size: int) -> tuple[list[int], list[int]] | Non
 def ngram_baseline(a: Sequence[Text], b: Sequence[Text], *, longest: int = 3, seed: int = 0) -> Baseline | None:
     """A logistic regression on the characters of the response, and runs of up to `longest` of them, out of fold.
 
-    Rows that share a prompt or a response are never split between training and test; if most rows share one prompt,
-    only responses count. If both groups have the same source, its AUROC is a half or a little less: what a fold has
+    Rows that share a prompt or a response are never split between training and test. If both groups have the same source, its AUROC is a half or a little less: what a fold has
     more of, its training rows have less of.
     """
-    groups = related(a, b, by_prompt=True)
-    if not _enough(groups, len(a), 2 * FOLDS):
-        groups = related(a, b, by_prompt=False)
-    if not _enough(groups, len(a), 2 * FOLDS):
+    groups = related(a, b)
+    if not _enough(groups, len(a), UNRELATED):
         return None
     labels = [0] * len(a) + [1] * len(b)
     scores = out_of_fold([*a, *b], labels, groups, longest=longest, seed=seed)
@@ -353,8 +357,7 @@ def dealt(labels: Sequence[int], groups: Sequence[int], *, seed: int) -> Int[Ten
     kinds: dict[tuple[int, ...], list[list[int]]] = {}
     for rows in sorted(members.values(), key=len, reverse=True):
         kinds.setdefault(tuple(sorted({labels[row] for row in rows})), []).append(rows)
-    fold, turn = torch.zeros(len(groups), dtype=torch.long), 0
-    for rows in (rows for kind in sorted(kinds) for rows in kinds[kind]):
+    fold = torch.zeros(len(groups), dtype=torch.long)
+    for turn, rows in enumerate(rows for kind in sorted(kinds) for rows in kinds[kind]):
         fold[rows] = turn % FOLDS
-        turn += 1
     return fold

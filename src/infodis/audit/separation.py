@@ -185,8 +185,7 @@ class Order:
 
     def interval(self, inflation: float = 1.0) -> Interval:
         """`inflation`: how many times the variance is larger than rows that were independent would have it."""
-        rows = self.rows / inflation
-        return score_interval(self.value, inflation * self.variance, rows=rows, carriers=self.carriers)
+        return score_interval(self.value, inflation * self.variance, rows=self.rows, carriers=self.carriers)
 
 
 def placements(group: Float64[Tensor, " group"], values: Values) -> Values:

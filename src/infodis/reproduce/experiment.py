@@ -1,0 +1,135 @@
+"""What an experiment is, what comes of it, and a bench to run it on that remembers what was done."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from infodis.errors import InputError
+from infodis.files import atomic_text
+from infodis.report.values import Figure, Table
+from infodis.train.config import Config
+from infodis.train.loop import Watcher, train
+
+Size = Literal["smoke", "laptop", "full"]
+SIZES: tuple[Size, ...] = ("smoke", "laptop", "full")
+
+Verdict = Literal["holds", "holds in part", "does not hold", "not tested here"]
+
+SHARED = Path("..") / "shared" / "data"
+"""Where data may lie beside a checkout."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Something the paper says, and what came out."""
+
+    paper: str
+    found: str
+    verdict: Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What an experiment came to."""
+
+    about: str
+    """What was run, in a sentence or two."""
+    claims: tuple[Claim, ...]
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The main ones, by name, as JSON has them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Where an experiment is run: its directory, how large it is, what it may use."""
+
+    directory: Path
+    size: Size = "laptop"
+    seed: int = 0
+    data: Path | None = None
+    """Where files lie that cannot be shipped."""
+    model: str | None = None
+    """Another model than the experiment's own."""
+    device: str = "cpu"
+    tell: Callable[[str], None] = lambda text: None
+    """Progress, a line at a time."""
+
+    def pick(self, smoke: Any, laptop: Any, full: Any) -> Any:
+        """The one of three that belongs to the size."""
+        return dict(zip(SIZES, (smoke, laptop, full), strict=True))[self.size]
+
+    def keep(self, name: str, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """Something that JSON can hold: made now, or as an earlier run with the same settings made it."""
+        return self.keep_each(name, settings, [name], lambda _: make())[0]
+
+    def keep_each(
+        self, name: str, settings: Mapping[str, Any], keys: Sequence[str], make: Callable[[str], Any]
+    ) -> list[Any]:
+        """The same for many things, one by one: an interrupted run goes on behind the last one."""
+        path = self.directory / f"{name}.jsonl"
+        head = json.loads(json.dumps({**settings, "seed": self.seed}))
+        known = _read(path, head)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lines = [{"settings": head}, *({"key": key, "value": value} for key, value in known.items())]
+        atomic_text(path, "".join(json.dumps(line) + "\n" for line in lines))  # without half a line at its end
+        with path.open("a", encoding="utf-8") as file:
+            for number, key in enumerate(keys):
+                if key not in known:
+                    self.tell(f"{name}: {number + 1} of {len(keys)}")
+                    known[key] = json.loads(json.dumps(make(key)))
+                    print(json.dumps({"key": key, "value": known[key]}), file=file, flush=True)
+        return [known[key] for key in keys]
+
+    def trained(self, name: str, config: Config, watcher: Watcher) -> Path:
+        """A training run in the directory, from where it is; `config` names its files relative to the directory."""
+        out = self.directory / name
+        return train(config, out, base=self.directory, resume=out.exists(), watcher=watcher)
+
+    def file(self, name: str, *, where: str) -> Path:
+        """A data file that is not shipped; `where` says how to get it."""
+        places = [self.data] if self.data is not None else [Path("data"), SHARED]
+        for place in places:
+            if (place / name).is_file():
+                return place / name
+        tried = " or ".join(str(place) for place in places)
+        raise InputError(f"{name} is needed and not in {tried}. {where} Then name its directory with --data.")
+
+
+def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier run left, if its settings were the same. Half a line at the end is dropped."""
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    found: dict[str, Any] = {}
+    for number, line in enumerate(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if number == 0 and record.get("settings") != head:
+            return {}
+        if number and line.endswith("\n"):
+            found[record["key"]] = record["value"]
+    return found
+
+
+@runtime_checkable
+class Experiment(Protocol):
+    """One figure or table of the paper."""
+
+    name: str
+    title: str
+    paper: str
+    """Where in the paper it is."""
+
+    def run(self, bench: Bench) -> Outcome: ...
+
+
+def mean(values: Iterable[float]) -> float:
+    """Of some numbers, at least one."""
+    found = list(values)
+    return sum(found) / len(found)
