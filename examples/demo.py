@@ -1,7 +1,7 @@
 """Score a few sentences with the character model that ships with infodis, and look at the error bars."""
 
-import html
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -10,6 +10,8 @@ from rich.text import Text
 
 import infodis
 from infodis.model import Model
+from infodis.report.page import write
+from infodis.report.scores import score_report
 from infodis.rng import stream
 
 SENTENCES = {
@@ -45,10 +47,11 @@ def main() -> None:
         f"The first is [bold]{ratio.value:.1f} ± {ratio.standard_error:.1f}[/bold] nats likelier than itself shuffled "
         "(same masks for both)."
     )
-    OUT.mkdir(parents=True, exist_ok=True)
-    report = OUT / "report.html"
-    report.write_text(_report(model, texts, estimates), encoding="utf-8")
-    console.print(f"The same as a page to open: {report}")
+    records = [_record(*one) for one in zip(texts, [model] * len(tokens), tokens, estimates, strict=True)]
+    about = {"model": model.name, "weights": model.fingerprint, "forward rows a sentence": 128, "seed": 0}
+    report = score_report(records, title="How surprising is each character?", provenance=about)
+    write(report, OUT / "report.html")
+    console.print(f"The same as a page to open: {OUT / 'report.html'}")
 
 
 def _share(nats: float) -> float:
@@ -64,28 +67,18 @@ def _heat(text: str, estimate: infodis.Estimate) -> Text:
     return line
 
 
-def _report(model: Model, texts: dict[str, str], estimates: list[infodis.Estimate]) -> str:
-    """One self-contained page: every character coloured by its credit, its nats on hover."""
-    body = []
-    for (name, text), estimate in zip(texts.items(), estimates, strict=True):
-        characters = "".join(
-            f'<span style="background:rgba(224,80,60,{_share(nats):.2f})" title="{nats:.2f} nats">{a}</span>'
-            for a, nats in zip(map(html.escape, text), estimate.per_token.tolist(), strict=True)
-        )
-        value = f"{estimate.value:.1f} ± {estimate.standard_error:.1f} nats"
-        value += f", {estimate.bits_per_token:.2f} bits per character"
-        body.append(f"<h2>{html.escape(name)}</h2><p class=text>{characters}</p><p>{value}</p>")
-    style = (
-        "body{font:16px/1.5 system-ui;max-width:46rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
-        ".text{font:1.2rem/1.8 monospace;white-space:pre-wrap;overflow-wrap:anywhere}footer{opacity:.7;font-size:.8rem}"
-    )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>infodis demo</title><style>{style}</style><h1>How surprising is each character?</h1>"
-        "<p>Credits are order-free and add up to the sentence's nll. Point at a character for its nats.</p>"
-        f"{''.join(body)}<footer>{html.escape(model.name)}, weights {model.fingerprint}, 128 forward rows a sentence, "
-        f"seed 0, infodis {infodis.__version__}</footer></html>\n"
-    )
+def _record(name: str, model: Model, tokens: torch.Tensor, estimate: infodis.Estimate) -> dict[str, Any]:
+    """As `infodis score --per-token` writes it."""
+    return {
+        "id": name,
+        "value": estimate.value,
+        "standard_error": estimate.standard_error,
+        "tokens": len(tokens),
+        "bits_per_token": estimate.bits_per_token,
+        "pieces": model.tokenizer.pieces(tokens.tolist()),
+        "per_token": estimate.per_token.tolist(),
+        "per_token_error": estimate.per_token_error.tolist(),
+    }
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_order_of_letters_is_seen_by_runs_only():
     assert single is not None
     assert runs is not None
     assert single.auroc.low < 0.5 < single.auroc.high
-    assert runs.auroc.low > 0.95
+    assert runs.auroc.low > 0.85
 
 
 def alarms(repetitions: int, rows: int) -> tuple[int, int, int, int]:

@@ -299,6 +299,7 @@ def all_figures():
         figures.calibration({"<A>": [(1.0, 1.1, 0.1), (2.0, math.nan, 0.1)]}),
         figures.lines({"<A>": [(1.0, 1.0), (100.0, 0.01)], "B": [(0.0, 1.0)]}, axes=("x", "y"), log=(True, True)),
         figures.lines({}, axes=("x", "y"), log=(True, True), name="empty"),
+        figures.matrix([[0.5] * 24, [-1.0] * 24], rows=["<A>", " "], columns=["'] + alert(1) + ['"] * 24),
     ]
 
 
@@ -329,6 +330,22 @@ def test_figures_say_what_they_show():
     assert all_figures()[0].parameters == {"threshold"}
     assert all_figures()[1].parameters == {"false_positives", "true_positives"}
     assert [one["series"] for one in all_figures()[5].data] == ["<A>", "<A>"], "a logarithmic axis has no zero"
+
+
+def test_matrix_holds_its_cells_where_they_are():
+    found = figures.matrix([[0.5, None], [-1.0, 2.0]], rows=["a", "a"], columns=["b", "c"], errors=[[0.1, 0.2]] * 2)
+    cells = {(one["row"], one["column"]): one for one in found.data if one["kind"] == "cell"}
+    assert {place: one["nats"] for place, one in cells.items()} == {(0, 0): 0.5, (1, 0): -1.0, (1, 1): 2.0}
+    assert [cells[place]["sign"] for place in ((0, 0), (1, 0))] == ["helps", "misleads"]
+    assert cells[1, 1]["error"] == 0.2
+
+
+def test_influences_are_drawn_for_short_rows():
+    row = record(1, 2.0, pieces=["x"], per_token=[1.0], prompt_pieces=["a", "b"], influence=[[0.1, 0.2]], explained=0.3)
+    long = record(2, 2.0, influence=[[0.0] * 61], explained=0.0)
+    assert [one.name for one in score_report([row, long], title="", provenance={}).figures if "influ" in one.name] == [
+        "influence-0"
+    ]
 
 
 # Scores

@@ -259,9 +259,9 @@ def test_coverage_of_auroc(rows, area):
 @pytest.mark.parametrize("rows", [20, 50, 200])
 def test_coverage_of_auroc_in_all_designs(rows, area, source):
     rows = rows // 6 * 6 if source in (in_mixed_clusters, in_whole_clusters) else rows
-    found = coverage_of_auroc(source, area, rows, draws=2000)
+    found = coverage_of_auroc(source, area, rows, draws=500)
     print(f"{source.__name__}, {rows} + {rows} rows, AUROC {area}: {found:.3f}")
-    assert 0.93 < found < 0.995
+    assert found > 0.95 - bound(500)
 
 
 def contaminated(rows: int, generator: torch.Generator):

@@ -138,8 +138,8 @@ class Confounds:
         """What a reader must know before believing `model`, the most important first; often nothing."""
         told = [self._classifier(model)] if self.ngrams is not None and _matters(self.ngrams.auroc, model) else []
         unchecked = (
-            f"Whether characters alone tell {self.names[1]} from {self.names[0]} is not known: a classifier needs at least "
-            f"{UNRELATED} rows of each that share neither prompt nor response."
+            f"Whether characters alone tell {self.names[1]} from {self.names[0]} is not known: a classifier needs at "
+            f"least {UNRELATED} rows of each that share neither prompt nor response."
         )
         return told + self._features(model) + self._repeated(model) + ([unchecked] if self.ngrams is None else [])
 
@@ -310,8 +310,8 @@ def _clusters(groups: list[int], size: int) -> tuple[list[int], list[int]] | Non
 def ngram_baseline(a: Sequence[Text], b: Sequence[Text], *, longest: int = 3, seed: int = 0) -> Baseline | None:
     """A logistic regression on the characters of the response, and runs of up to `longest` of them, out of fold.
 
-    Rows that share a prompt or a response are never split between training and test. If both groups have the same source, its AUROC is a half or a little less: what a fold has
-    more of, its training rows have less of.
+    Rows that share a prompt or a response are never split between training and test. If both groups have the same
+    source, its AUROC is a half or a little less: what a fold has more of, its training rows have less of.
     """
     groups = related(a, b)
     if not _enough(groups, len(a), UNRELATED):
@@ -334,7 +334,7 @@ def out_of_fold(
         raise InputError("Checks for confounds need scikit-learn: pip install 'infodis[audit]'.") from None
 
     counts = HashingVectorizer(
-        analyzer="char", ngram_range=(1, longest), lowercase=False, alternate_sign=False, n_features=2**18
+        analyzer="char", ngram_range=(1, longest), lowercase=False, alternate_sign=False, n_features=2**16
     )
     rows = counts.transform([text.response[:CHARACTERS] for text in texts])
     fold, known = dealt(labels, groups, seed=seed), torch.tensor(labels)

@@ -170,7 +170,9 @@ def _examined(side: Side, job: "Examine", reading: ReadingOptions, running: RunO
     finished = finish(job, _cut(side, job, reading, running), options, settings=settings)
     if finished.rejected is not None:
         count = int(finished.totals["rejected"])
-        progress_console.print(f"{count:,} rows were rejected: {finished.rejected}", markup=False, highlight=False, soft_wrap=True)
+        progress_console.print(
+            f"{count:,} rows were rejected: {finished.rejected}", markup=False, highlight=False, soft_wrap=True
+        )
     return Group.read(side.name, out, rejected=int(finished.totals.get("rejected", 0)))
 
 

@@ -1,6 +1,7 @@
 """`infodis report`: a page to open from the records of a run."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,13 +92,26 @@ def _parquet(path: Path) -> list[Any]:
 
 
 def provenance(results: Sequence[Path]) -> dict[str, Any]:
-    """How records came about, as far as their manifests tell."""
+    """How records came about, as far as their manifests tell; what is alike for all of them, once."""
     from infodis.engine.store import manifest_path, read_settings
 
-    found: dict[str, Any] = {"infodis": __version__}
-    for path in results:
-        manifest = read_settings(manifest_path(path))
-        if manifest is not None:
-            about = {name: manifest.get(name) for name in ("command_line", "settings", "totals", "sha256", "python")}
-            found[path.name] = about
-    return found
+    known = {path.stem: read_settings(manifest_path(path)) for path in results}
+    told = {name: _told(manifest) for name, manifest in known.items() if manifest is not None}
+    common = dict.fromkeys(name for about in told.values() for name in about)
+    found: dict[str, Any] = {}
+    for name in common:
+        values = {which: about.get(name) for which, about in told.items()}
+        alike = len({*map(str, values.values())}) == 1
+        found[name] = next(iter(values.values())) if alike else values
+    return {"infodis": __version__, **found}
+
+
+def _told(manifest: dict[str, Any]) -> dict[str, Any]:
+    command = shlex.join(["infodis", *manifest.get("command_line", [])])
+    return {
+        "command": command,
+        **{name: value for name, value in manifest.get("settings", {}).items() if name != "command"},
+        "forward rows": manifest.get("totals", {}).get("evaluations"),
+        "sha256 of records": manifest.get("sha256"),
+        "python": manifest.get("python"),
+    }

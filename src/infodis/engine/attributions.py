@@ -1,6 +1,7 @@
 """What every token of a text costs, and how much every token of its prompt helps."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ ATTRIBUTION_COLUMNS: Columns = {
     "standard_error": "number",
     "evaluations": "whole",
     "tokens": "whole",
+    "bits_per_token": "number",
     "explained": "number",
     "explained_error": "number",
     "truncated": "whole",
@@ -117,6 +119,7 @@ class Attributions(RowScorer[Entry, Scored, Attributed]):
             "standard_error": rounded(found.standard_error),
             "evaluations": found.evaluations,
             "tokens": ready.item.target.numel(),
+            "bits_per_token": rounded(found.value / math.log(2) / ready.item.target.numel()),
             **({"truncated": ready.truncated} if ready.truncated else {}),
             "stopped": found.stopped,
             "seed": self.job.seed,

@@ -70,6 +70,7 @@ def config(colour: Callable[[str], str]) -> dict[str, Any]:
         "range": {"category": [colour(name) for name in SERIES]},
         "style": {
             "reference": {"color": colour("soft"), "strokeDash": [4, 4], "opacity": 0.8},
+            "label": {"color": colour("ink"), "fontSize": 12},
             "threshold": {"color": colour("ink"), "strokeWidth": 2},
             "operating": {
                 "fill": colour("ink"),

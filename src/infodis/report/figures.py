@@ -18,6 +18,9 @@ WIDE = {"width": 720, "height": 240}
 HALF = {"width": 420, "height": 260}
 SQUARE: dict[str, Any] = {"width": 360, "height": 360, "usermeta": {"square": True}}
 
+CELL = 18
+"""Pixels of a cell of a matrix."""
+
 ONCE: dict[str, Any] = {"values": [{}]}
 """Data of marks that are drawn once: lines that follow a parameter."""
 
@@ -279,6 +282,51 @@ def calibration(
         _only("estimate", {"type": "point", "filled": True}, {"x": across, "y": up, "tooltip": tips, **colour}),
     ]
     return Figure(name, title, caption, {**SQUARE, "layer": layers}, (*data, *ends))
+
+
+def matrix(
+    values: Sequence[Numbers],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    errors: Sequence[Numbers] | None = None,
+    signs: tuple[str, str] = ("helps", "misleads"),
+    name: str = "matrix",
+    title: str = "Matrix",
+    caption: str = "",
+) -> Figure:
+    """Signed numbers of rows by columns, as cells of two colours, stronger where they are larger.
+
+    Names of rows and columns may repeat: they are pieces of a text, drawn where they stand in it.
+    """
+    cells: list[dict[str, Any]] = []
+    for row, numbers in enumerate(values):
+        for column, value in enumerate(numbers):
+            if value is not None and math.isfinite(value):
+                error = None if errors is None else errors[row][column]
+                cell = {"kind": "cell", "row": row, "column": column, "from": columns[column], "to": rows[row]}
+                cells.append({**cell, "sign": signs[value < 0], "size": abs(value), "nats": value, "error": error})
+    labels: list[dict[str, Any]] = [{"kind": "row", "row": n, "name": _seen(one)} for n, one in enumerate(rows)]
+    labels += [{"kind": "column", "column": n, "name": _seen(one)} for n, one in enumerate(columns)]
+    across = {"field": "column", "type": "ordinal", "axis": None, "scale": {"domain": list(range(len(columns)))}}
+    down = {"field": "row", "type": "ordinal", "axis": None, "scale": {"domain": list(range(len(rows)))}}
+    strength = {"field": "size", "type": "quantitative", "scale": {"range": [0, 1], "zero": True}, "legend": None}
+    tips = [_tip("from"), _tip("to"), _tip("nats", "+.3f"), _tip("error", ".3f")]
+    shade = _colour(signs, "sign")
+    shade["legend"] |= {"offset": 2 * CELL}  # above the names of the columns
+    colour = {"color": shade, "opacity": strength, "tooltip": tips}
+    name_of, label = {"text": {"field": "name"}}, {"type": "text", "style": "label"}
+    layers = [
+        _only("cell", {"type": "rect"}, {"x": across, "y": down, **colour}),
+        _only("row", {**label, "align": "right"}, {"y": down, "x": {"value": -6}, **name_of}),
+        _only("column", {**label, "baseline": "bottom"}, {"x": across, "y": {"value": -6}, **name_of}),
+    ]
+    size = {"width": CELL * len(columns), "height": CELL * len(rows)}
+    return Figure(name, title, caption, {**size, "layer": layers}, (*cells, *labels))
+
+
+def _seen(piece: str) -> str:
+    return piece if piece.strip() else "␣"
 
 
 def _quantity(field: str, title: str) -> dict[str, Any]:

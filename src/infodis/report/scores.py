@@ -6,7 +6,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from infodis.engine.summary import BIT, Rate
-from infodis.report.figures import histogram, profile
+from infodis.report.figures import histogram, matrix, profile
 from infodis.report.values import Column, Figure, Finding, Report, Row, Table, Tokens
 
 Record = dict[str, Any]
@@ -16,6 +16,9 @@ EXTREMES = 5
 
 NOISY = 0.5
 """Share of Monte Carlo error in the differences of rows from which on it is warned."""
+
+MATRICES, MOST_CELLS = 8, 60
+"""Rows whose influences are drawn, and the most tokens of a prompt or text for it."""
 
 FEWEST = 10
 """Rows that a place in the text needs for a mean to be shown."""
@@ -157,6 +160,28 @@ def _figures(kept: Sequence[Record]) -> Iterator[Figure]:
         yield profile(
             {"rows": along}, axes=axes, name="places", title="What a token costs by its place", caption=caption
         )
+
+    yield from _influences(kept)
+
+
+def _influences(kept: Sequence[Record]) -> Iterator[Figure]:
+    """What the tokens of the prompt do, for the first rows that are short enough to look at."""
+    short = [one for one in kept if one.get("influence") and max(_shape(one)) <= MOST_CELLS]
+    for number, one in enumerate(short[:MATRICES]):
+        told = f"{_with_error(one['explained'], one.get('explained_error') or 0.0)} nats"
+        yield matrix(
+            one["influence"],
+            rows=one.get("pieces") or [str(n) for n in range(_shape(one)[0])],
+            columns=one.get("prompt_pieces") or [str(n) for n in range(_shape(one)[1])],
+            errors=one.get("influence_error"),
+            name=f"influence-{number}",
+            title=f"What the prompt of {one.get('id')} does",
+            caption=f"Tokens of the prompt across, of the text down; all together {told}. Hover for nats and errors.",
+        )
+
+
+def _shape(record: Record) -> tuple[int, int]:
+    return len(record["influence"]), len(record["influence"][0])
 
 
 def _along(per_token: Sequence[Sequence[float | None]]) -> list[tuple[float, float, float, float]]:

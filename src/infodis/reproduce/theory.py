@@ -1,6 +1,7 @@
 """Section 3 of the paper: every identity, both sides computed and compared, on distributions with exact answers."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -10,10 +11,11 @@ import torch
 
 from infodis.design import Enumerate
 from infodis.dse import NoisyOracle, dse_nll, from_predictor, mdce, mdse
-from infodis.estimate import nll
+from infodis.estimate import Request, estimate_items
+from infodis.item import Item
 from infodis.oracle import HiddenMarkov, MarkovChain, Oracle, Table
 from infodis.process import Absorbing, Process, Uniform
-from infodis.ratio import log_ratio
+from infodis.ratio import Comparison, Side
 from infodis.report import values
 from infodis.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.rng import stream, uniforms
@@ -26,6 +28,7 @@ STEP = 1e-5
 CLOSE = 1e-6
 """Both sides agree if they differ by no more, relative to the larger of 1 and the right side."""
 
+EVERY = Request(Enumerate(), evaluations=2**LENGTH)
 TOKENS, OTHER = [2, 0, 1], [1, 1, 0]
 
 
@@ -82,7 +85,7 @@ def _processes() -> tuple[Process, Process]:
 
 def _pointwise_mdse(oracle: Oracle) -> Iterator[Check]:
     for process, total in itertools.product(_processes(), (0.05, 0.5, 2.0)):
-        left = _slope(lambda at, process=process: divergence(oracle, process, at), total)
+        left = _slope(functools.partial(divergence, oracle, process), total)
         right = mdse(NoisyOracle(oracle, process), TOKENS, total, process=process, evaluations=ALL).value
         yield Check(left, -right)
 
@@ -131,8 +134,12 @@ def _gauss(nodes: int) -> tuple[list[float], list[float]]:
     return [(1 + float(x)) / 2 for x in points], [float(w) / 2 for w in weights]
 
 
+def _all_masks(oracle: Oracle, item: Item) -> float:
+    return estimate_items(oracle, [item], EVERY, seed=0)[0].value
+
+
 def _time_free(oracle: Oracle) -> Iterator[Check]:
-    yield Check(-oracle.log_prob(TOKENS), nll(oracle, TOKENS, design=Enumerate(), evaluations=2**LENGTH).value)
+    yield Check(-oracle.log_prob(TOKENS), _all_masks(oracle, Item.read(TOKENS)))
 
 
 def _conditional(oracle: Oracle) -> Iterator[Check]:
@@ -144,13 +151,13 @@ def _conditional(oracle: Oracle) -> Iterator[Check]:
 
 def _conditional_time_free(oracle: Oracle) -> Iterator[Check]:
     for context in ([0], [1], [0, 2]):
-        found = nll(oracle, TOKENS, context=context, design=Enumerate(), evaluations=2**LENGTH)
-        yield Check(-oracle.log_prob(TOKENS, context=context), found.value)
+        found = _all_masks(oracle, Item.read(TOKENS, context=context))
+        yield Check(-oracle.log_prob(TOKENS, context=context), found)
 
 
 def _ratio(oracle: Oracle) -> Iterator[Check]:
-    found = log_ratio(oracle, TOKENS, OTHER, design=Enumerate(), evaluations=2**LENGTH)
-    yield Check(oracle.log_prob(TOKENS) - oracle.log_prob(OTHER), found.value)
+    sides = Side(oracle, Item.read(TOKENS)), Side(oracle, Item.read(OTHER), -1)
+    yield Check(oracle.log_prob(TOKENS) - oracle.log_prob(OTHER), Comparison(sides, EVERY).ratio().value)
 
 
 IDENTITIES = (
@@ -178,10 +185,9 @@ class Theory:
     paper = "Section 3"
 
     def run(self, bench: Bench) -> Outcome:
-        found = {
-            identity.name: bench.keep(f"theory-{number}", {"identity": identity.name}, lambda one=identity: worst(one))
-            for number, identity in enumerate((*IDENTITIES, AS_PRINTED))
-        }
+        every = {identity.name: identity for identity in (*IDENTITIES, AS_PRINTED)}
+        apart = bench.keep_each("identities", {}, list(every), lambda name: worst(every[name]))
+        found = dict(zip(every, apart, strict=True))
         rows = tuple(
             (
                 one.name,
