@@ -27,6 +27,8 @@ from infodis.audit.analysis import Audit, analyse
 from infodis.audit.groups import Group
 from infodis.audit.job import Examine
 from infodis.audit.reporting import write_audit
+from infodis.audit.scores import PRIMARY
+from infodis.audit.separation import separate
 from infodis.audit.tasks import task_named
 from infodis.audit.wording import interval_text, p_text
 from infodis.data import text8_style
@@ -124,6 +126,24 @@ def told(found: Audit) -> str:
     )
 
 
+def null(group: Group, repetitions: int = 200) -> str:
+    """Random halves of one group against each other: p-values must be uniform, and intervals cover a half."""
+    from scipy.stats import kstest
+
+    values = torch.tensor([PRIMARY.of(record) for record in group.records], dtype=torch.float64)
+    half = len(values) // 2
+    found = []
+    for number in range(repetitions):
+        order = torch.randperm(len(values), generator=stream(0, "halves", number))
+        found.append(separate(values[order[:half]], values[order[half : 2 * half]], score="null", seed=number))
+    p = kstest([one.p_value for one in found], "uniform").pvalue
+    covered = sum(one.auroc.low <= 0.5 <= one.auroc.high for one in found)
+    return (
+        f"Halves of {group.name}, {repetitions} times: p-values against uniform (Kolmogorov-Smirnov) p = {p:.2f}, "
+        f"95 % intervals of AUROC hold 0.5 in {covered} of {repetitions}."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="directory with the other texts")
@@ -142,6 +162,7 @@ def main() -> None:
         directory.mkdir(exist_ok=True)
         write_audit(audit, directory, {"model": "text8-tiny", "evaluations": given.evaluations})
         print(told(audit), flush=True)
+    print(null(found["text8"]))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ FOLDS = 5
 UNRELATED = 2 * FOLDS
 """Rows of a group without a common prompt or response, at least, for a classifier: two in every fold."""
 INFLATION = 1 + FOLDS / (FOLDS - 1)
-"""Of the variance of an AUROC out of folds, whose training rows overlap (Nadeau and Bengio 2003). Without it, intervals
-of groups from one source leave out a half three times as often as they should."""
+"""Of the variance of an AUROC out of folds, whose training rows overlap (Nadeau and Bengio 2003). Without it,
+intervals of one source leave out a half three times as often as they should (`test_false_alarms_of_the_classifier`)."""
 PERMUTATIONS = 999
 """Enough for an adjusted p-value of 0.01 with ten features."""
 FALSE_ALARMS = 0.05
