@@ -10,7 +10,7 @@ from typing import Any
 from infodis.audit.analysis import Audit, Suspects, Values
 from infodis.audit.groups import Group
 from infodis.audit.scores import PRIMARY, Record
-from infodis.audit.wording import findings, p_text
+from infodis.audit.wording import findings, p_text, percent
 from infodis.files import atomic_text
 from infodis.report import figures
 from infodis.report.page import write
@@ -42,7 +42,7 @@ def audit_report(found: Audit, provenance: Mapping[str, Any]) -> Report:
         title=found.task.title,
         about=f"{found.task.question.format(a.name, b.name)} {counts}{', in pairs' if found.paired else ''}.",
         findings=tuple(Finding(sentence, warning) for sentence, warning in findings(found)),
-        tables=(_separations(found), _trivial(found), *_duplicates(found)),
+        tables=(_separations(found), _scores(found), _trivial(found), *_duplicates(found)),
         figures=tuple(_figures(found, start)),
         columns=_columns(found),
         rows=tuple(row for group in _groups(found) for row in _rows(found, group)),
@@ -58,9 +58,9 @@ def _groups(found: Audit) -> list[Group]:
 
 
 def _start(found: Audit) -> float:
-    """Where a share of `RATE` of the negatives is flagged."""
+    """Where at most a share of `RATE` of the negatives is flagged, about."""
     values = sorted((PRIMARY.of(one) or 0.0 for one in found.negative.records), reverse=found.task.sign == 1)
-    return values[min(len(values) - 1, int(RATE * len(values)))]
+    return round(values[max(0, int(RATE * len(values)) - 1)], 4)
 
 
 def _separations(found: Audit) -> Table:
@@ -75,14 +75,17 @@ def _separations(found: Audit) -> Table:
         )
         for one, adjusted in zip(found.separations, found.adjusted, strict=True)
     ]
-    rates = tuple(f"TPR at {rate:.0%} FPR" for rate in found.main.tpr)
-    about = " ".join(f"{score.name}: {score.about}" for score in found.scores)
+    rates = tuple(f"TPR at {percent(rate)} FPR" for rate in found.main.tpr)
     return Table(
         f"How well scores tell {found.positive.name} from {found.negative.name}",
         ("score", "AUROC", *rates, "effect size", "p", "adjusted p"),
         tuple(rows),
-        f"Intervals are at 95 %. p-values by permutation, adjusted for {len(rows)} scores by Holm's method. {about}",
+        f"Intervals are at 95 %. p-values by permutation, adjusted for {len(rows)} scores by Holm's method.",
     )
+
+
+def _scores(found: Audit) -> Table:
+    return Table("The scores", ("score", "what it is"), tuple((score.name, score.about) for score in found.scores))
 
 
 def _trivial(found: Audit) -> Table:
@@ -101,7 +104,10 @@ def _duplicates(found: Audit) -> list[Table]:
     """Confounds call the negatives A and the positives B."""
     names = {"_within_a": f" within {found.negative.name}", "_within_b": f" within {found.positive.name}"}
     rows = []
-    for name, count in vars(found.confounds.duplicates).items():
+    counts = dict(vars(found.confounds.duplicates))
+    if found.paired:  # that is what pairs are
+        del counts["prompts_across"]
+    for name, count in counts.items():
         for ending, words in {**names, "_across": " of one group that the other has"}.items():
             name = name.replace(ending, words)
         rows += [(name, float(count))] if count else []

@@ -17,7 +17,7 @@ def findings(found: Audit) -> list[tuple[str, bool]]:
     if found.suspects is not None:
         told += _questioned(found.suspects, found)
     if found.noise > NOISY:
-        share = f"{found.noise:.0%}"
+        share = percent(found.noise)
         told.append(
             (f"{share} of the spread within groups is noise of the masks: more --evaluations would sharpen it.", True)
         )
@@ -34,7 +34,7 @@ def _main(found: Audit) -> str:
     rate, caught = max(main.tpr.items())
     return (
         f"The model finds {positive} {word} than {negative}: AUROC {auroc} by nll per token, p = {p}. "
-        f"A threshold that flags {rate:.0%} of {negative} flags {interval_text(caught)} of {positive}."
+        f"A threshold that flags {percent(rate)} of {negative} flags {share_text(caught)} of {positive}."
     )
 
 
@@ -43,7 +43,7 @@ def _pairs(found: Audit) -> str:
     assert pairs is not None
     word = "stranger" if found.task.sign == 1 else "more familiar"
     return (
-        f"Rows come in {pairs.count} pairs of one prompt: in {interval_text(pairs.share)} of them the one of "
+        f"Rows come in {pairs.count} pairs of one prompt: in {share_text(pairs.share)} of them the one of "
         f"{found.positive.name} is the {word} one."
     )
 
@@ -67,7 +67,7 @@ def _questioned(suspects: Suspects, found: Audit) -> list[tuple[str, bool]]:
     told = [
         (
             f"{suspects.clear} of the {rows} rows in question look like members at a false discovery rate of "
-            f"{LEVEL:.0%}, by {suspects.score.name!r} against {len(fresh.records)} rows of {fresh.name}.",
+            f"{percent(LEVEL)}, by {suspects.score.name!r} against {len(fresh.records)} rows of {fresh.name}.",
             False,
         ),
         (
@@ -94,6 +94,16 @@ def _left_out(found: Audit) -> list[tuple[str, bool]]:
 def interval_text(one: Interval) -> str:
     """A number with its interval."""
     return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
+
+
+def share_text(one: Interval) -> str:
+    """A share with its interval, in per cent."""
+    return f"{100 * one.value:.1f} % [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+
+
+def percent(share: float) -> str:
+    """A share, in per cent."""
+    return f"{100 * share:.3g} %"
 
 
 def p_text(p_value: float) -> str:

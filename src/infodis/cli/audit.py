@@ -200,12 +200,12 @@ def _write(found: "Audit", directory: Path) -> None:
 
 
 def _tell(found: "Audit", directory: Path) -> None:
-    from infodis.audit.wording import findings, interval_text, p_text
+    from infodis.audit.wording import findings, interval_text, p_text, percent
 
     for sentence, warning in findings(found):
         mark = "[bold yellow]![/bold yellow]" if warning else "[bold green]·[/bold green]"
         console.print(f"{mark} {escape(sentence)}", highlight=False)
-    rates = [f"TPR at {rate:.0%} FPR" for rate in found.main.tpr]
+    rates = [f"TPR at {percent(rate)} FPR" for rate in found.main.tpr]
     title = escape(f"{found.positive.name} against {found.negative.name}")
     table = Table("score", "AUROC", *rates, "effect size", "p", "adjusted p", title=title)
     for one, adjusted in zip(found.separations, found.adjusted, strict=True):

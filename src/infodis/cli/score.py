@@ -160,6 +160,9 @@ def choose(
     running: RunOptions,
     alpha: Annotated[float, typer.Option(help="Chance of a wrong decision that is accepted.")] = 0.01,
     evaluations: Annotated[int, typer.Option(min=1, help="Most forward rows for a choice.")] = 128,
+    give_up: Annotated[
+        float, typer.Option(help="Call it undecided when the chance to decide within the budget is lower; 0: never.")
+    ] = 0.3,
     normalise: Annotated[str, typer.Option(help="none, token or byte: what a choice's nll is divided by.")] = "none",
     seed: Annotated[int, typer.Option(help="The same seed gives the same masks for the same row.")] = 0,
 ) -> None:
@@ -175,7 +178,8 @@ def choose(
     from infodis.engine.choices import Choose
     from infodis.race import Race
 
-    job = Choose(models.spec(), reading.reading(), seed, Race(alpha=alpha, evaluations=evaluations), normalise)
+    race = Race(alpha=alpha, evaluations=evaluations, chance=give_up)
+    job = Choose(models.spec(), reading.reading(), seed, race, normalise)
     cut, settings = _rows(input, PrecisionOptions(evaluations=evaluations), reading, running)
     execute(job, cut, running, settings=settings, tell=lambda found: _choice_table(found, input, models.model))
 

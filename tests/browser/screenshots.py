@@ -1,0 +1,45 @@
+"""The pictures of docs/audit.md, from a report.
+
+python tests/browser/screenshots.py out/audit/shuffled-against-text8/report.html --out docs/images
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from conftest import FLAGS
+from playwright.sync_api import Browser, sync_playwright
+
+PICTURES = {
+    "report-light": ("light", 1100, 1330, None),
+    "report-dark": ("dark", 1100, 620, "#rows"),
+}
+"""Scheme, width, height, and what is scrolled to."""
+
+
+def take(browser: Browser, report: Path, out: Path) -> None:
+    for name, (scheme, width, height, place) in PICTURES.items():
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
+        page = context.new_page()
+        page.goto(report.resolve().as_uri())
+        page.wait_for_selector("html[data-ready]")
+        if place is not None:
+            page.evaluate("place => document.querySelector(place).scrollIntoView()", place)
+        page.wait_for_timeout(500)  # charts and rows settle
+        page.screenshot(path=out / f"{name}.png")
+        context.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    given = parser.parse_args()
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        take(browser, given.report, given.out)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
