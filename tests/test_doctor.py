@@ -35,18 +35,19 @@ class Wired(Predictor):
         found = torch.cat([found, column], dim=-1).log_softmax(-1) + self.fault.get("offset", 0.0)
         if self.fault.get("half"):
             found = found.bfloat16().log_softmax(-1).double()
-        if self.fault.get("nan_at", 2.0) <= float((tokens == 6).double().mean()):
-            found = found * math.nan
-        return found
+        much = (tokens == 6).double().mean(1) >= self.fault.get("nan_at", 2.0)
+        return torch.where(much[:, None, None], math.nan, found)
 
     def surprisals(self, rows):
-        answers = []
-        for row, hidden, length in zip(rows.tokens, rows.hidden, rows.lengths, strict=True):
-            stop = len(row) if self.fault.get("leaking") else int(length)
-            masked = torch.where(hidden, 6, row)[None, :stop]
-            found = self.log_conditionals(masked)[0, hidden[:stop].nonzero().squeeze(-1)]
-            answers.append(-found.gather(-1, row[:stop][hidden[:stop]].unsqueeze(-1)).squeeze(-1))
-        return torch.cat(answers)
+        """Rows of one length together, without their padding, unless that leaks."""
+        lengths = torch.full_like(rows.lengths, rows.tokens.shape[1]) if self.fault.get("leaking") else rows.lengths
+        nats = torch.zeros(rows.tokens.shape, dtype=torch.float64)
+        for stop in lengths.unique().tolist():
+            mine = lengths == stop
+            tokens = rows.tokens[mine, :stop]
+            found = self.log_conditionals(torch.where(rows.hidden[mine, :stop], 6, tokens))
+            nats[mine, :stop] = -found.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
+        return nats[rows.wanted]
 
 
 def verdicts(predictor, rows=ROWS):
