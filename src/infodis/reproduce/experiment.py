@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -127,9 +127,3 @@ class Experiment(Protocol):
     """Where in the paper it is."""
 
     def run(self, bench: Bench) -> Outcome: ...
-
-
-def mean(values: Iterable[float]) -> float:
-    """Of some numbers, at least one."""
-    found = list(values)
-    return sum(found) / len(found)
