@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -10,7 +11,7 @@ from infodis.errors import InputError
 from infodis.files import atomic_text
 from infodis.report.values import Figure, Table
 from infodis.train.config import Config
-from infodis.train.loop import Watcher, train
+from infodis.train.loop import Progress, Validation, train
 
 Size = Literal["smoke", "laptop", "full"]
 SIZES: tuple[Size, ...] = ("smoke", "laptop", "full")
@@ -55,8 +56,8 @@ class Bench:
     model: str | None = None
     """Another model than the experiment's own."""
     device: str = "cpu"
-    tell: Callable[[str], None] = lambda text: None
-    """Progress, a line at a time."""
+    tell: Callable[[str, int, int], None] = lambda what, done, total: None
+    """Progress: what is under way, how much of it is done, and of how much."""
 
     def pick(self, smoke: Any, laptop: Any, full: Any) -> Any:
         """The one of three that belongs to the size."""
@@ -69,7 +70,10 @@ class Bench:
     def keep_each(
         self, name: str, settings: Mapping[str, Any], keys: Sequence[str], make: Callable[[str], Any]
     ) -> list[Any]:
-        """The same for many things, one by one: an interrupted run goes on behind the last one."""
+        """The same for many things, one by one: an interrupted run goes on behind the last one.
+
+        What was made under other settings is refused, not overwritten.
+        """
         path = self.directory / f"{name}.jsonl"
         head = json.loads(json.dumps({**settings, "seed": self.seed}))
         known = _read(path, head)
@@ -79,15 +83,16 @@ class Bench:
         with path.open("a", encoding="utf-8") as file:
             for number, key in enumerate(keys):
                 if key not in known:
-                    self.tell(f"{name}: {number + 1} of {len(keys)}")
+                    self.tell(name, number, len(keys))
                     known[key] = json.loads(json.dumps(make(key)))
                     print(json.dumps({"key": key, "value": known[key]}), file=file, flush=True)
         return [known[key] for key in keys]
 
-    def trained(self, name: str, config: Config, watcher: Watcher) -> Path:
+    def trained(self, name: str, config: Config) -> Path:
         """A training run in the directory, from where it is; `config` names its files relative to the directory."""
         out = self.directory / name
-        return train(config, out, base=self.directory, resume=out.exists(), watcher=watcher)
+        train(config, out, base=self.directory, resume=out.exists(), watcher=_Training(name, self.tell))
+        return out
 
     def file(self, name: str, *, where: str) -> Path:
         """A data file that is not shipped; `where` says how to get it."""
@@ -111,10 +116,31 @@ def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError:
             break
         if number == 0 and record.get("settings") != head:
-            return {}
+            _refuse(path, record.get("settings", {}), head)
         if number and line.endswith("\n"):
             found[record["key"]] = record["value"]
     return found
+
+
+def _refuse(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    told = "; ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in changed)
+    raise InputError(f"{path} was made under other settings ({told}). Choose another --out, or delete the file.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """What a training run reports, as progress of the bench."""
+
+    name: str
+    tell: Callable[[str, int, int], None]
+
+    def progress(self, report: Progress) -> None:
+        self.tell(f"{self.name}: loss {report.nats / math.log(2):.4f} bits/token", report.step, report.steps)
+
+    def validation(self, report: Validation) -> None: ...
+
+    def message(self, text: str) -> None: ...
 
 
 @runtime_checkable
