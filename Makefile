@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-browser test-transformers-4 faults check bench docs clean
+.PHONY: demo test test-all test-browser test-transformers-4 faults check smoke bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -43,6 +43,9 @@ check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+smoke: $(STAMP)  ## every experiment of the paper, as small as it gets: does it run?
+	$(BIN)/infodis reproduce all --smoke --out out/smoke
 
 bench: $(STAMP)  ## the numbers of docs/benchmarks.md
 	$(BIN)/infodis bench variance --sequences 40 --runs 100 --out out/bench

@@ -31,68 +31,42 @@ from infodis.audit.scores import PRIMARY
 from infodis.audit.separation import separate
 from infodis.audit.tasks import task_named
 from infodis.audit.wording import interval_text, p_text
-from infodis.data import text8_style
 from infodis.engine.jobs import ModelSpec
 from infodis.engine.local import InProcess
 from infodis.engine.run import Plan, run
 from infodis.estimate import Request
 from infodis.inputs import Reading, cut
+from infodis.reproduce.groups import (
+    PAIRS,
+    Cut,
+    Row,
+    Shape,
+    continued,
+    elsewhere,
+    pairs_of,
+    shuffled,
+    transliterated,
+    windows,
+)
 from infodis.rng import stream
 
-PROMPT = RESPONSE = 128
+SHAPE = Shape(128, 128)
 HELD_OUT = Path(__file__).parents[1] / "data" / "text8_valid.txt.gz"
-Row = dict[str, str]
-
-
-def windows(text: str, count: int) -> list[Row]:
-    """Evenly spread, not overlapping, beginning with a word."""
-    step = max(PROMPT + RESPONSE + 64, len(text) // count)
-    rows = []
-    for number, start in enumerate(range(0, len(text) - PROMPT - RESPONSE - 64, step)):
-        begin = text.index(" ", start) + 1
-        middle, end = begin + PROMPT, begin + PROMPT + RESPONSE
-        rows.append({"id": f"{number}", "prompt": text[begin:middle], "response": text[middle:end]})
-    return rows[:count]
-
-
-def shuffled(rows: list[Row]) -> Iterator[Row]:
-    for row in rows:
-        words = row["response"].split(" ")
-        order = torch.randperm(len(words), generator=stream(0, "words", row["id"])).tolist()
-        yield {**row, "response": " ".join(words[n] for n in order)}
-
-
-def elsewhere(rows: list[Row]) -> Iterator[Row]:
-    for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
-        yield {**row, "response": other["response"]}
-
-
-def continued(path: Path, field: str) -> Iterator[Row]:
-    """The end of the prompt and the beginning of its continuation, where both are long enough."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        prompt, response = text8_style(record["x"]), " " + text8_style(record[field])
-        long = len(prompt) >= PROMPT and all(len(text8_style(record[one])) >= RESPONSE for one in ("y_human", "y_llm"))
-        if long:
-            yield {"id": str(record["id"]), "prompt": prompt[-PROMPT:], "response": response[:RESPONSE]}
-
-
-def chinese(path: Path, count: int) -> list[Row]:
-    from unidecode import unidecode
-
-    return windows(text8_style(unidecode(path.read_text(encoding="utf-8"))), count)
 
 
 def groups(data: Path | None, count: int) -> Iterator[tuple[str, list[Row]]]:
-    held = windows(gzip.decompress(HELD_OUT.read_bytes()).decode(), count)
+    held = windows(gzip.decompress(HELD_OUT.read_bytes()).decode(), count, SHAPE)
     yield "text8", held
     yield "shuffled", list(shuffled(held))
     yield "elsewhere", list(elsewhere(held))
-    if data is not None and (pairs := data / "human_vs_llm_180.jsonl").exists():
-        yield "human", list(continued(pairs, "y_human"))[:count]
-        yield "gpt", list(continued(pairs, "y_llm"))[:count]
+    if data is not None and (path := data / PAIRS).exists():
+        pairs = pairs_of(path)
+        yield "human", list(continued(pairs, "y_human", Cut(SHAPE)))[:count]
+        yield "gpt", list(continued(pairs, "y_llm", Cut(SHAPE)))[:count]
     if data is not None and (prose := data / "zh_hongloumeng_200k.txt").exists():
-        yield "chinese", chinese(prose, count)
+        letters = transliterated(prose.read_text(encoding="utf-8"))
+        if letters is not None:
+            yield "chinese", windows(letters, count, SHAPE)
 
 
 def examined(name: str, rows: list[Row], out: Path, evaluations: int) -> Group:

@@ -31,7 +31,8 @@ LAYERS = [
     {"train", "doctor", "inputs"},
     {"engine", "integrations"},
     {"report", "bench"},
-    {"audit", "reproduce"},
+    {"audit"},
+    {"reproduce"},
     {"cli"},
     {"__main__"},
 ]

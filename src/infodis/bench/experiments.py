@@ -147,8 +147,8 @@ class Coupling:
     bias_z: float
 
 
-def coupling(*, rows: int, runs: int, target: int = 12) -> Iterator[Coupling]:
-    """Coupled against separate estimates for related and unrelated sequences of equal and unequal lengths."""
+def pairs(target: int = 12) -> dict[str, tuple[Tabulated, Tabulated]]:
+    """Related and unrelated sequences of equal and unequal lengths, to compare."""
     chain = MarkovChain.random(order=4, vocab_size=4, temperature=0.5)
     base, other = chain.sample(2, length=10 + target, generator=stream(0, "coupling"))
     edited = base.clone()
@@ -160,18 +160,23 @@ def coupling(*, rows: int, runs: int, target: int = 12) -> Iterator[Coupling]:
         "unrelated, shorter": other[:-3],
     }
     below, *above = (Tabulated.of(chain, Item.read(t, context=range(10))) for t in (base, *variants.values()))
-    for pair, table in zip(variants, above, strict=True):
+    return {name: (table, below) for name, table in zip(variants, above, strict=True)}
+
+
+def coupling(*, rows: int, runs: int, target: int = 12) -> Iterator[Coupling]:
+    """Coupled against separate estimates for related and unrelated sequences of equal and unequal lengths."""
+    for pair, (table, below) in pairs(target).items():
         for name in ("TimeIntegral", "TimeFree (paper)", "UniformCount", "StratifiedCount", "Pairs", "Tiled"):
             for control in (None, Neighbours()):
                 request = Request(DESIGNS[name], control, rows)
-                together, apart = (_ratios(table, below, request, shared, runs) for shared in (True, False))
+                together, apart = (ratios(table, below, request, shared, runs) for shared in (True, False))
                 truth = below.exact - table.exact
                 z = float((together.mean() - truth) / together.std()) * math.sqrt(runs)
                 label = "none" if control is None else repr(control)
                 yield Coupling(pair, name, label, rows, runs, float(apart.var()), float(together.var()), z)
 
 
-def _ratios(above: Tabulated, below: Tabulated, request: Request, shared: bool, runs: int) -> Float64[Tensor, " runs"]:
+def ratios(above: Tabulated, below: Tabulated, request: Request, shared: bool, runs: int) -> Float64[Tensor, " runs"]:
     """Many runs of `log_ratio` at once: both sides draw from the streams of the lower one, or each from its own."""
     y = run_many(above, request, runs=runs, name=below.item.key if shared else None)
     x = run_many(below, request, runs=runs)

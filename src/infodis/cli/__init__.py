@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from infodis import __version__
-from infodis.cli import attribute, audit, bench, bounds, curve, doctor, lm_eval, models, report, score
+from infodis.cli import attribute, audit, bench, bounds, curve, doctor, lm_eval, models, report, reproduce, score
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InfodisError
 
@@ -27,6 +27,7 @@ for command in (
     audit.audit,
     report.report,
     attribute.attribute,
+    reproduce.reproduce,
     bounds.bounds,
     curve.curve,
     models.sample,

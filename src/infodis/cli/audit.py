@@ -1,7 +1,6 @@
 """`infodis audit`: two groups of rows under one model, what tells them apart, and what else could."""
 
 import dataclasses
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,11 +74,12 @@ def audit(
 
     [bold]infodis audit suspects.jsonl --task membership --members train.jsonl --nonmembers fresh.jsonl -o out[/bold]
     """
+    from infodis.audit.extra import check_extra
     from infodis.audit.job import Examine
     from infodis.audit.tasks import task_named
     from infodis.estimate import Request
 
-    _check_extra()
+    check_extra()
     asked = task_named(task)
     sides = _sides(asked.name, [a, b], [members, nonmembers], responses, names, asked.groups)
     other = None if reference is None else models.spec(reference)
@@ -95,12 +95,6 @@ def audit(
     _tell(found, directory)
     if any(group.rejected for group in groups):
         raise typer.Exit(REJECTED)
-
-
-def _check_extra() -> None:
-    """What is missing is told before the work, not after it."""
-    if any(importlib.util.find_spec(name) is None for name in ("sklearn", "vl_convert", "jinja2")):
-        raise InputError("An audit needs scikit-learn, jinja2 and vl-convert-python: pip install 'infodis[audit]'.")
 
 
 def _sides(

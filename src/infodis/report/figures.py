@@ -325,6 +325,43 @@ def matrix(
     return Figure(name, title, caption, {**size, "layer": layers}, (*cells, *labels))
 
 
+def grid(
+    values: Sequence[Numbers],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    axes: tuple[str, str],
+    errors: Sequence[Numbers] | None = None,
+    quantity: str = "value",
+    signs: tuple[str, str] = ("above", "below"),
+    name: str = "grid",
+    title: str = "Grid",
+    caption: str = "",
+) -> Figure:
+    """A map: signed numbers of rows by columns, written into cells of two colours, stronger where they are larger."""
+    data: list[dict[str, Any]] = []
+    for row, numbers in enumerate(values):
+        for column, value in enumerate(numbers):
+            if value is not None and math.isfinite(value):
+                error = None if errors is None else errors[row][column]
+                place = {"row": rows[row], "column": columns[column], "sign": signs[value < 0], "size": abs(value)}
+                data.append({**place, "value": value, "error": error})
+    titles = {"row": axes[1], "column": axes[0]}
+    straight = {"axis": {"labelAngle": 0, "domain": False, "ticks": False}}
+    down, across = (
+        {"field": one, "type": "nominal", "sort": None, "title": titles[one], **straight} for one in ("row", "column")
+    )
+    strength = {"field": "size", "type": "quantitative", "scale": {"range": [0.08, 0.75], "zero": True}, "legend": None}
+    tips = [_tip("row"), _tip("column"), {**_tip("value", "+.3f"), "title": quantity}, _tip("error", ".3f")]
+    layers = [
+        {"mark": "rect", "encoding": {"color": _colour(signs, "sign"), "opacity": strength, "tooltip": tips}},
+        {"mark": {"type": "text", "style": "label"}, "encoding": {"text": {"field": "value", "format": "+.1f"}}},
+    ]
+    size = {"width": 3 * CELL * len(columns), "height": 2 * CELL * len(rows)}
+    spec = {**size, "encoding": {"x": across, "y": down}, "layer": layers}
+    return Figure(name, title, caption, spec, tuple(data))
+
+
 def _seen(piece: str) -> str:
     return piece if piece.strip() else "␣"
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
 
 from infodis.design import Enumerate
 from infodis.dse import NoisyOracle, dse_nll, from_predictor, mdce, mdse
@@ -67,12 +69,18 @@ def distributions() -> dict[str, Oracle]:
 def divergence(oracle: Oracle, process: Process, total: float) -> float:
     """KL(p_t(. | x_0) || p_t), summed over all states from the joint density alone."""
     every = torch.tensor(list(itertools.product(range(process.states), repeat=LENGTH)))
-    clean = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=LENGTH)))
+    clean, prior = _joint(oracle)
     kernel = process.kernel(total)
-    prior = torch.tensor([math.exp(oracle.log_prob(x)) for x in clean.tolist()], dtype=torch.float64)
     marginal = prior @ kernel[clean.unsqueeze(1), every].prod(-1)
     mine = kernel[torch.tensor(TOKENS), every].prod(-1)
     return float(torch.where(mine > 0, mine * (mine / marginal).log(), 0.0).sum())
+
+
+@functools.lru_cache(maxsize=8)
+def _joint(oracle: Oracle) -> tuple[Int[Tensor, "sequences length"], Float64[Tensor, " sequences"]]:
+    """All sequences and their probabilities."""
+    clean = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=LENGTH)))
+    return clean, torch.tensor([math.exp(oracle.log_prob(x)) for x in clean.tolist()], dtype=torch.float64)
 
 
 def _slope(of: Callable[[float], float], at: float) -> float:

@@ -2,16 +2,20 @@
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from infodis import __version__
 from infodis.files import atomic_text
-from infodis.report import figures
+from infodis.report import drawing, figures
 from infodis.report.page import cell, write
 from infodis.report.values import Finding, Report, Table
 from infodis.reproduce.experiment import Bench, Experiment, Outcome
 
+Done = tuple[Experiment, Outcome, Bench]
 MARKS = {"holds": "✓", "holds in part": "~", "does not hold": "✗", "not tested here": "–"}
 
 
@@ -51,14 +55,49 @@ def _claims(outcome: Outcome) -> Table:
     return Table("Claims", ("the paper", "here", "verdict"), rows)
 
 
-def document(done: Sequence[tuple[Experiment, Outcome, Bench]], *, command: str) -> str:
-    """All outcomes in Markdown. Figures are looked for in images/reproduction/."""
+def write_all(done: Sequence[Done], path: Path) -> None:
+    """One page with every experiment."""
+    counts = Counter(claim.verdict for _, outcome, _ in done for claim in outcome.claims)
+    rows = tuple(
+        (experiment.name, claim.paper, claim.found, f"{MARKS[claim.verdict]} {claim.verdict}")
+        for experiment, outcome, _ in done
+        for claim in outcome.claims
+    )
+    size, seed = done[0][2].size, done[0][2].seed
+    page = Report(
+        title="The paper, reproduced",
+        about=" ".join(f"{count} {verdict}." for verdict, count in counts.items()),
+        tables=(
+            Table("Claims", ("experiment", "the paper", "here", "verdict"), rows),
+            *(
+                replace(table, title=f"{one.name}: {table.title}")
+                for one, outcome, _ in done
+                for table in outcome.tables
+            ),
+        ),
+        figures=tuple(
+            replace(figure, name=f"{one.name}-{figure.name}", title=f"{one.name}: {figure.title}")
+            for one, outcome, _ in done
+            for figure in outcome.figures
+        ),
+        provenance={"size": size, "seed": seed, "infodis": __version__},
+    )
+    write(page, path)
+
+
+def write_document(done: Sequence[Done], path: Path, *, command: str) -> None:
+    """All outcomes in Markdown, with figures in images/reproduction beside it."""
     parts = [
         "# The paper, reproduced",
-        f"Written by `{command}` from the runs it describes; no number in it was typed by hand.",
+        f"Written by `{command} --document FILE` from the runs it describes; no number in it was typed by hand.",
         *(_section(*one) for one in done),
     ]
-    return "\n\n".join(parts) + "\n"
+    images = path.parent / "images" / "reproduction"
+    images.mkdir(parents=True, exist_ok=True)
+    for experiment, outcome, _ in done:
+        for figure in outcome.figures:
+            atomic_text(images / f"{experiment.name}-{figure.name}.svg", drawing.svg(figure))
+    atomic_text(path, "\n\n".join(parts) + "\n")
 
 
 def _section(experiment: Experiment, outcome: Outcome, bench: Bench) -> str:

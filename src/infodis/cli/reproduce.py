@@ -1,0 +1,145 @@
+"""`infodis reproduce`: experiments of the paper, each by its name."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from infodis.cli.models import Device
+from infodis.cli.screen import console, progress_console
+from infodis.errors import InputError
+
+if TYPE_CHECKING:
+    from infodis.reproduce.experiment import Bench, Experiment, Outcome, Size
+
+LOG_SECONDS = 30
+STYLES = {"holds": "green", "holds in part": "yellow", "does not hold": "bold red", "not tested here": "dim"}
+
+
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="theory, dna-unconditional, dna-conditional, variance-time-free, variance-ratio, ood-text8, "
+            "audit-llada; or all."
+        ),
+    ],
+    full: Annotated[bool, typer.Option("--full", help="The paper's own size: its models, steps and counts.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Seconds instead of minutes: does it run? Proves nothing.")] = (
+        False
+    ),
+    data: Annotated[Path | None, typer.Option(help="A directory with the texts that some of them need.")] = None,
+    model: Annotated[str | None, typer.Option(help="Another model than an experiment's own.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="For numbers, figures, pages, and what was done so far.")] = (
+        Path("out/reproduce")
+    ),
+    document: Annotated[
+        Path | None, typer.Option(help="A Markdown file with everything, its figures in images/reproduction beside it.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of data, training and masks.")] = 0,
+    device: Device = "cpu",
+) -> None:
+    """Run an experiment of the paper: data, training if any, estimates, figures, and a page with what holds.
+
+    Every one finishes on two cores; --full is the paper's size. Numbers (outcome.json), figures and report.html land in
+    a directory of --out. Killed, the same command goes on; finished, it answers from what is there.
+
+    Examples:
+    [bold]infodis reproduce theory[/bold]
+
+    [bold]infodis reproduce variance-time-free --data DIR --out out/reproduce[/bold]
+
+    [bold]infodis reproduce all --document docs/reproduction.md[/bold]
+    """
+    from infodis.reproduce.catalog import experiments_named
+    from infodis.reproduce.experiment import Bench
+
+    if full and smoke:
+        raise InputError("--full and --smoke are two sizes; choose one.")
+    if document is not None and not document.parent.is_dir():
+        raise InputError(f"There is no directory {document.parent} to write {document.name} to. Make it first.")
+    chosen = experiments_named(name)
+    size: Size = "full" if full else "smoke" if smoke else "laptop"
+    done, failed = [], []
+    for experiment in chosen:
+        try:
+            done.append(_one(experiment, Bench(out / size / experiment.name, size, seed, data, model, device)))
+        except InputError as problem:
+            if len(chosen) == 1:
+                raise
+            failed.append(experiment.name)
+            progress_console.print(f"[bold red]{experiment.name}:[/bold red] {escape(str(problem))}", soft_wrap=True)
+    _write_together(done, out / size, document, name=name)
+    if failed:
+        raise InputError(f"Not run: {', '.join(failed)}, see above. The others are in {out / size}.")
+
+
+def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome, Bench]":
+    from infodis.files import locked
+    from infodis.reproduce.writing import write_outcome
+
+    progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})", markup=False, highlight=False)
+    bench.directory.mkdir(parents=True, exist_ok=True)
+    with _Watching() as watching, locked(bench.directory):
+        outcome = experiment.run(dataclasses.replace(bench, tell=watching))
+        write_outcome(experiment, outcome, bench)
+    _show(experiment, outcome, bench)
+    return experiment, outcome, bench
+
+
+def _show(experiment: "Experiment", outcome: "Outcome", bench: "Bench") -> None:
+    table = Table("the paper", "here", "verdict", title=experiment.title, show_lines=True)
+    for claim in outcome.claims:
+        style = STYLES[claim.verdict]
+        table.add_row(escape(claim.paper), escape(claim.found), f"[{style}]{claim.verdict}[/{style}]")
+    console.print(table)
+    if bench.size == "smoke":
+        console.print("A smoke run shows that it runs; its verdicts mean nothing.", highlight=False)
+    console.print(f"Page: {bench.directory / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_together(
+    done: "list[tuple[Experiment, Outcome, Bench]]", directory: Path, document: Path | None, *, name: str
+) -> None:
+    from infodis.reproduce.catalog import ALL
+    from infodis.reproduce.writing import write_all, write_document
+
+    if name == ALL and done:
+        write_all(done, directory / "report.html")
+        console.print(f"Everything: {directory / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    if document is not None and done:
+        write_document(done, document, command=f"infodis reproduce {name}")
+        console.print(f"Document: {document}", markup=False, highlight=False, soft_wrap=True)
+
+
+class _Watching:
+    """Progress on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=progress_console, transient=True)
+        self._task = self._bar.add_task("", total=None)
+        self._told = time.monotonic()
+
+    def __enter__(self) -> "_Watching":
+        if progress_console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if progress_console.is_terminal:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if progress_console.is_terminal:
+            if self._bar.tasks[0].description.split(":")[0] != what.split(":")[0]:
+                self._bar.reset(self._task)
+            self._bar.update(self._task, completed=done, total=total, description=escape(what))
+        elif time.monotonic() - self._told >= LOG_SECONDS:
+            self._told = time.monotonic()
+            progress_console.print(f"{what}: {done:,} of {total:,}", markup=False, highlight=False, soft_wrap=True)

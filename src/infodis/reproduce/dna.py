@@ -1,0 +1,336 @@
+"""Figure 2 of the paper: networks trained on toy DNA, whose estimated likelihoods are compared with the true ones."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from infodis.checkpoint import Spec
+from infodis.data import tokenizer_named
+from infodis.design import Enumerate, TimeFree
+from infodis.estimate import Request, estimate_items
+from infodis.files import atomic_file
+from infodis.item import Item
+from infodis.model import Model, load
+from infodis.oracle import MarkovChain, Oracle
+from infodis.oracle import Table as Listed
+from infodis.predictor import Predictor
+from infodis.report import figures
+from infodis.report.values import Figure, Table
+from infodis.reproduce.experiment import Bench, Claim, Outcome, Verdict
+from infodis.reproduce.start import neighbourly
+from infodis.rng import stream
+from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+
+Rows = Int[Tensor, "rows length"]
+Numbers = Float64[Tensor, " items"]
+
+PAPER_DRAWS = 2**15
+OURS = Request()
+BATCH = 8
+"""Sequences that are scored, and remembered, at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A network, and the stages of its training; each begins with the weights of the one before."""
+
+    model: ModelConfig
+    stages: tuple[OptimConfig, ...]
+    sequences: int
+    """That it is trained on."""
+    neighbourly: bool = False
+    """Begin with heads that look at neighbours."""
+
+
+class Fit(NamedTuple):
+    """Estimates beside truths."""
+
+    true: Numbers
+    found: Numbers
+    errors: Numbers
+    """Monte Carlo standard errors of `found`."""
+    evaluations: float
+
+    @property
+    def distance(self) -> Numbers:
+        return (self.found - self.true).abs()
+
+    @property
+    def correlation(self) -> float:
+        return float(torch.corrcoef(torch.stack([self.true, self.found]))[0, 1])
+
+    def row(self, name: str) -> tuple[str | float, ...]:
+        far = self.distance
+        spread = float(far.std()) / len(far) ** 0.5
+        noise = float(self.errors.square().mean().sqrt())
+        bias = float((self.found - self.true).mean())
+        mean = f"{float(far.mean()):.4f} ± {spread:.4f}"
+        return name, len(far), round(self.evaluations), mean, float(far.max()), bias, noise, f"{self.correlation:.5f}"
+
+    def numbers(self) -> dict[str, float]:
+        return {
+            "sequences": len(self.true),
+            "evaluations": self.evaluations,
+            "mean_absolute_error": float(self.distance.mean()),
+            "standard_error": float(self.distance.std()) / len(self.true) ** 0.5,
+            "correlation": self.correlation,
+            "monte_carlo_error": float(self.errors.square().mean().sqrt()),
+        }
+
+
+COLUMNS = (
+    "estimator",
+    "sequences",
+    "forward rows each",
+    "mean |error|, nats",
+    "largest",
+    "mean error",
+    "Monte Carlo error",
+    "correlation",
+)
+CAPTION = (
+    "Errors are against the distribution that made the data, so that they hold what the network has not learned; ± is "
+    "the standard error over sequences. The Monte Carlo error is the root mean square of the standard errors that "
+    "the estimates report: what is left to the choice of masks."
+)
+
+
+def trained(bench: Bench, oracle: Oracle, recipe: Recipe) -> Model:
+    """The network of a recipe, from where an earlier run left its training."""
+    bench.directory.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", recipe.sequences), ("valid", 256)):
+        _drawn(bench.directory / f"{part}.npy", oracle, count, recipe.model.length, stream(bench.seed, "dna", part))
+    start = "start" if recipe.neighbourly else None
+    if start is not None and not (bench.directory / start).exists():
+        tokenizer = tokenizer_named("dna", base=bench.directory)
+        spec = Spec("radd", tokenizer.vocab_size, recipe.model.shape, recipe.model.length, tokenizer=tokenizer)
+        neighbourly(spec, bench.directory / start, seed=bench.seed)
+    data = DataConfig("train.npy", "valid.npy", "dna", aligned=True)
+    run = RunConfig(bench.seed, bench.device, validate_every=1000, valid_evaluations=16, checkpoint_every=250)
+    for number, optim in enumerate(recipe.stages, 1):
+        name = f"stage-{number}"
+        bench.trained(name, Config(dataclasses.replace(recipe.model, start=start), data, optim, run))
+        start = name
+    return load(bench.directory / name, device=bench.device)
+
+
+def _drawn(path: Path, oracle: Oracle, count: int, length: int, generator: torch.Generator) -> None:
+    if not path.exists():
+        tokens = oracle.sample(count, length=length, generator=generator).flatten().numpy().astype(np.uint8)
+        with atomic_file(path) as place, place.open("wb") as file:
+            np.save(file, tokens)
+
+
+def fit(bench: Bench, name: str, model: Predictor, oracle: Oracle, items: Sequence[Item], request: Request) -> Fit:
+    """Estimate every item, a few at a time, and look up what is true."""
+
+    def score(key: str) -> list[tuple[float, float, int]]:
+        some = items[int(key) : int(key) + BATCH]
+        found = estimate_items(model, some, request, seed=bench.seed)
+        return [(one.value, one.standard_error, one.evaluations) for one in found]
+
+    settings = {"items": len(items), "request": repr(request), "size": bench.size}
+    keys = [str(start) for start in range(0, len(items), BATCH)]
+    found = [row for rows in bench.keep_each(name, settings, keys, score) for row in rows]
+    values, errors, spent = torch.tensor(found, dtype=torch.float64).T
+    true = [-oracle.log_prob(item.tokens, target=item.target.tolist(), context=item.context.tolist()) for item in items]
+    return Fit(torch.tensor(true, dtype=torch.float64), values, errors, float(spent.mean()))
+
+
+def _calibration(fits: dict[str, Fit], title: str, caption: str) -> Figure:
+    points = {
+        name: list(zip(one.true.tolist(), one.found.tolist(), one.errors.tolist(), strict=True))
+        for name, one in fits.items()
+    }
+    return figures.calibration(points, axes=("true nll, nats", "estimate, nats"), title=title, caption=caption)
+
+
+def _ranked(one: Fit, what: str) -> Figure:
+    """The figures of the appendix: every sequence, the likeliest first."""
+    order = one.true.argsort().tolist()
+    series = {
+        "true": [(float(place), float(one.true[number])) for place, number in enumerate(order, 1)],
+        "estimate": [(float(place), float(one.found[number])) for place, number in enumerate(order, 1)],
+    }
+    return figures.lines(
+        series,
+        axes=(what, "nll, nats"),
+        wide=True,
+        name="ranked",
+        title=f"Every {what.split(',')[0]}",
+        caption="The truth, and our default estimate of what the network makes of it.",
+    )
+
+
+def _matches(one: Fit, *, close: float, alike: float) -> Verdict:
+    near, together = float(one.distance.mean()) < close, one.correlation > alike
+    if near and together:
+        return "holds"
+    return "holds in part" if near or together else "does not hold"
+
+
+class DnaUnconditional:
+    """All 128 sequences of the paper's list."""
+
+    name = "dna-unconditional"
+    title = "True and estimated likelihood: 128 DNA sequences"
+    paper = "Figure 2(a) and its appendix"
+
+    def recipe(self, bench: Bench) -> Recipe:
+        small = ModelConfig(length=8, width=96, blocks=2, heads=8, positions=True)
+        full = ModelConfig(length=8, size="tiny", positions=True)
+        return bench.pick(
+            Recipe(ModelConfig(length=8, width=32, blocks=1, heads=4, positions=True), (_steps(40, 64, 3e-3),), 2_000),
+            Recipe(small, (_steps(3_000, 512, 2e-3),), 1_000_000, True),
+            Recipe(full, (_steps(70_000, 512, 3e-4),), 1_000_000),
+        )
+
+    def run(self, bench: Bench) -> Outcome:
+        oracle = Listed.dna(bench.seed)
+        recipe = self.recipe(bench)
+        model = trained(bench, oracle, recipe)
+        items = [Item.read(row) for row in oracle.sequences]
+        draws = bench.pick(256, PAPER_DRAWS, PAPER_DRAWS)
+        fits = {
+            "all 255 masks": fit(bench, "all", model, oracle, items, Request(Enumerate(), evaluations=255)),
+            f"the paper's, {draws:,} draws": fit(bench, "paper", model, oracle, items, _paper(draws)),
+            "ours, 128 rows": fit(bench, "ours", model, oracle, items, OURS),
+        }
+        exact, paper, ours = fits.values()
+        return Outcome(
+            _about(recipe, "drawn from a list of 128 sequences of 8 letters, softmax of uniform scores at 0.5"),
+            (
+                Claim(
+                    "Estimated likelihoods of a trained network closely match the true ones.",
+                    f"Mean |error| {float(exact.distance.mean()):.4f} nats over all 128, by all masks; correlation "
+                    f"{exact.correlation:.4f}.",
+                    _matches(exact, close=0.05, alike=0.95),
+                ),
+                _draws_claim(draws, paper, exact),
+            ),
+            (Table("Errors", COLUMNS, tuple(one.row(name) for name, one in fits.items()), CAPTION),),
+            (
+                _calibration(fits, "All 128 sequences", "On the diagonal the network, and the estimator, are right."),
+                _ranked(ours, "sequence, likeliest first"),
+            ),
+            {name: one.numbers() for name, one in fits.items()},
+        )
+
+
+class DnaConditional:
+    """Responses of 16 letters given prompts of 16."""
+
+    name = "dna-conditional"
+    title = "True and estimated conditional likelihood: a Markov chain of DNA"
+    paper = "Figure 2(b) and its appendix"
+    PROMPT, LENGTH = 16, 32
+
+    def recipe(self, bench: Bench) -> Recipe:
+        small = ModelConfig(length=self.LENGTH, width=128, blocks=2, heads=8)
+        full = ModelConfig(length=self.LENGTH, size="tiny")
+        rows = 5_000_000 // self.LENGTH
+        stages = (_steps(3_000, 256, 1.5e-3, flat=0.25, left=0.3), _steps(3_000, 256, 1e-3, flat=0.5))
+        return bench.pick(
+            Recipe(ModelConfig(length=32, width=32, blocks=1, heads=8), (_steps(20, 32, 3e-3),), 1_000, True),
+            Recipe(small, stages, rows, True),
+            Recipe(full, (_steps(80_000, 1_024, 6e-4),), rows),
+        )
+
+    def run(self, bench: Bench) -> Outcome:
+        oracle = MarkovChain.random(order=4, vocab_size=4, temperature=0.5, seed=bench.seed)
+        recipe = self.recipe(bench)
+        model = trained(bench, oracle, recipe)
+        count = bench.pick(4, 256, 256)
+        fresh = oracle.sample(count, length=self.LENGTH, generator=stream(bench.seed, "dna", "test"))
+        items = [Item.read(row, context=range(self.PROMPT)) for row in fresh]
+        few = items[: bench.pick(2, 16, 64)]
+        draws = bench.pick(64, PAPER_DRAWS, PAPER_DRAWS)
+        fits = {
+            "ours, 128 rows": fit(bench, "ours", model, oracle, items, OURS),
+            f"the paper's, {draws:,} draws": fit(bench, "paper", model, oracle, few, _paper(draws)),
+            "the paper's, 100 draws": fit(bench, "hundred", model, oracle, items, _paper(100)),
+        }
+        ours, _, hundred = fits.values()
+        return Outcome(
+            _about(recipe, "windows of 32 letters of a Markov chain of order 4 (5 M letters), scored as 16 given 16"),
+            (
+                Claim(
+                    "Estimated conditional likelihoods closely match the true ones.",
+                    f"Mean |error| {float(ours.distance.mean()):.3f} nats over {count} fresh windows, correlation "
+                    f"{ours.correlation:.4f}, by {round(ours.evaluations)} rows each.",
+                    _matches(ours, close=0.15, alike=0.99),
+                ),
+                _order_claim(hundred, ours),
+            ),
+            (Table("Errors", COLUMNS, tuple(one.row(name) for name, one in fits.items()), CAPTION),),
+            (
+                _calibration(
+                    {name: fits[name] for name in list(fits)[:2]},
+                    "Held-out windows",
+                    "Responses of 16 letters given 16. On the diagonal the network, and the estimator, are right.",
+                ),
+                _ranked(ours, "window, likeliest first"),
+            ),
+            {name: one.numbers() for name, one in fits.items()},
+        )
+
+
+def _steps(steps: int, batch: int, rate: float, *, flat: float | None = None, left: float = 0.0) -> OptimConfig:
+    """A stage of training, at whose end a share of the learning rate is `left`.
+
+    `flat` masks at most that share of a window, and every masked token counts the same: less noise than an estimate of
+    the likelihood has, with the same optimum where those masks are all that is asked.
+    """
+    given: dict[str, Any] = {"loss": "k-dce"} if flat is None else {"loss": "flat-dce", "top_level": flat}
+    warmup = min(200, steps // 5)
+    return OptimConfig(steps=steps, batch=batch, learning_rate=rate, warmup=warmup, final_rate=left, ema=0.995, **given)
+
+
+def _about(recipe: Recipe, data: str) -> str:
+    shape, steps = recipe.model.shape, sum(stage.steps for stage in recipe.stages)
+    begun = " It begins with heads that look at neighbours." if recipe.neighbourly else ""
+    return (
+        f"RADD of {shape.blocks} blocks of width {shape.width}, trained for {steps:,} steps of "
+        f"{recipe.stages[0].batch} with AdamW on {recipe.sequences:,} sequences {data}.{begun}"
+    )
+
+
+def _paper(draws: int) -> Request:
+    """The paper's time-free estimator: every row by itself, nothing subtracted."""
+    return Request(TimeFree(), None, draws, replicates=draws)
+
+
+def _draws_claim(draws: int, paper: Fit, exact: Fit) -> Claim:
+    """Whether so many draws are as good as all masks: the estimator's error against the network's."""
+    noise = float((paper.found - exact.found).square().mean().sqrt())
+    network = float(exact.distance.mean())
+    return Claim(
+        "2^15 draws of masks estimate the likelihood accurately.",
+        f"{draws:,} draws are off by {noise:.4f} nats (root mean square) from all masks; the network by {network:.4f}.",
+        "holds" if noise < network / 2 else "holds in part" if noise < network else "does not hold",
+    )
+
+
+def _order_claim(hundred: Fit, ours: Fit) -> Claim:
+    """How often differences of two windows have the right sign: ours stands for what the network says."""
+    right = float(torch.tensor([a == b for a, b in _signs(hundred.found, ours.found)]).double().mean())
+    noise, spread = float(hundred.errors.square().mean().sqrt()), float(ours.found.std())
+    return Claim(
+        "100 draws are typically sufficient to evaluate relative differences.",
+        f"They order {100 * right:.0f} % of pairs of windows as our estimates do: standard error {noise:.2f} nats "
+        f"where windows differ by {spread:.2f} (standard deviation); ours has "
+        f"{float(ours.errors.square().mean().sqrt()):.3f}.",
+        "holds" if right > 0.95 else "holds in part" if right > 0.75 else "does not hold",
+    )
+
+
+def _signs(one: Numbers, other: Numbers) -> Iterator[tuple[bool, bool]]:
+    for first in range(len(one)):
+        for second in range(first):
+            yield bool(one[first] > one[second]), bool(other[first] > other[second])

@@ -1,0 +1,214 @@
+"""The frame of experiments: what is kept and refused, toy networks against exact answers, documents, the command."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from infodis.bench.problems import Perturbed
+from infodis.checkpoint import Spec, load
+from infodis.cli import app
+from infodis.design import Enumerate
+from infodis.errors import InputError
+from infodis.estimate import Request
+from infodis.item import Item
+from infodis.nets import Shape
+from infodis.nets.transformer import rotation, turn
+from infodis.oracle import Table
+from infodis.report.values import Table as Shown
+from infodis.reproduce import dna, theory
+from infodis.reproduce.catalog import EXPERIMENTS, experiments_named
+from infodis.reproduce.dna import DnaConditional, DnaUnconditional, Fit
+from infodis.reproduce.experiment import Bench, Claim, Experiment, Outcome
+from infodis.reproduce.start import neighbourly
+from infodis.reproduce.writing import markdown, write_all, write_document
+from infodis.rng import stream
+
+# What is done is kept.
+
+
+def test_an_interrupted_run_goes_on_behind_what_it_has(tmp_path: Path) -> None:
+    bench, asked = Bench(tmp_path), []
+
+    def square(key: str) -> int:
+        asked.append(key)
+        if key == "4" and asked.count("4") == 1:
+            raise KeyboardInterrupt
+        return int(key) ** 2
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.keep_each("squares", {}, ["2", "3", "4"], square)
+    assert bench.keep_each("squares", {}, ["2", "3", "4"], square) == [4, 9, 16]
+    assert asked == ["2", "3", "4", "4"]
+
+
+def test_half_a_line_at_the_end_is_done_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.keep_each("squares", {}, ["2", "3"], lambda key: int(key) ** 2)
+    kept = tmp_path / "squares.jsonl"
+    kept.write_text(kept.read_text()[:-4])
+    assert bench.keep_each("squares", {}, ["2", "3"], lambda key: int(key) ** 2) == [4, 9]
+    assert [json.loads(line).get("value") for line in kept.read_text().splitlines()] == [None, 4, 9]
+
+
+def test_work_under_other_settings_is_refused_not_overwritten(tmp_path: Path) -> None:
+    Bench(tmp_path).keep("one", {"rows": 8}, lambda: 1)
+    for bench, settings, told in (
+        (Bench(tmp_path), {"rows": 16}, "rows was 8, is 16"),
+        (Bench(tmp_path, seed=1), {"rows": 8}, "seed was 0, is 1"),
+    ):
+        with pytest.raises(InputError, match=told):
+            bench.keep("one", settings, lambda: 2)
+    assert Bench(tmp_path).keep("one", {"rows": 8}, lambda: 3) == 1
+
+
+def test_a_missing_file_is_named_with_where_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"words.txt is needed and not in .*Ask a friend\. .*--data"):
+        Bench(tmp_path, data=tmp_path).file("words.txt", where="Ask a friend.")
+    (tmp_path / "words.txt").write_text("here")
+    assert Bench(tmp_path, data=tmp_path).file("words.txt", where="").read_text() == "here"
+
+
+# Section 3.
+
+
+@pytest.mark.parametrize("identity", theory.IDENTITIES, ids=lambda one: one.name)
+def test_both_sides_of_every_identity_agree(identity: theory.Identity) -> None:
+    assert theory.worst(identity) < theory.CLOSE
+
+
+def test_an_identity_that_is_wrong_is_caught() -> None:
+    assert theory.worst(theory.AS_PRINTED) > 1e-2
+
+
+# Figure 2.
+
+
+@pytest.fixture(scope="module")
+def listed() -> tuple[Table, list[Item]]:
+    oracle = Table.dna(0, entries=16, length=5)
+    return oracle, [Item.read(row) for row in oracle.sequences]
+
+
+def test_a_perfect_network_is_told_as_such(listed: tuple[Table, list[Item]], tmp_path: Path) -> None:
+    oracle, items = listed
+    found = dna.fit(Bench(tmp_path), "all", oracle, oracle, items, Request(Enumerate(), evaluations=31))
+    assert float(found.distance.max()) < 1e-9
+    assert found.correlation > 1 - 1e-9
+    assert dna._matches(found, close=0.05, alike=0.95) == "holds"
+
+
+def test_a_network_that_errs_is_told_as_such(listed: tuple[Table, list[Item]], tmp_path: Path) -> None:
+    oracle, items = listed
+    wrong = Perturbed(oracle, scale=1.0)
+    found = dna.fit(Bench(tmp_path), "all", wrong, oracle, items, Request(Enumerate(), evaluations=31))
+    assert dna._matches(found, close=0.05, alike=0.95) == "does not hold"
+    assert float(found.distance.mean()) > 0.1
+
+
+def test_numbers_of_a_fit() -> None:
+    true, found = torch.tensor([[1.0, 2.0, 3.0], [1.5, 2.0, 2.5]], dtype=torch.float64)
+    numbers = Fit(true, found, torch.full_like(true, 0.1), 7.0).numbers()
+    assert numbers["mean_absolute_error"] == pytest.approx(1 / 3)
+    assert numbers["standard_error"] == pytest.approx(math.sqrt(1 / 12) / math.sqrt(3))
+    assert numbers["correlation"] == pytest.approx(1.0)
+    assert numbers["monte_carlo_error"] == pytest.approx(0.1)
+
+
+def test_pairs_in_the_same_order_are_counted() -> None:
+    values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    ours = Fit(values, values, torch.zeros(3).double(), 1.0)
+    swapped = Fit(values, values[[1, 0, 2]], torch.ones(3).double(), 1.0)
+    assert dna._order_claim(ours, ours).verdict == "holds"
+    assert "67 %" in dna._order_claim(swapped, ours).found
+    assert dna._order_claim(swapped, ours).verdict == "does not hold"
+
+
+def test_heads_begin_at_their_neighbours(tmp_path: Path) -> None:
+    """Attention of the first block to each distance, whatever the tokens: the wanted one is far ahead."""
+    heads, each = 4, 24
+    spec = Spec("radd", 4, Shape(width=heads * each, blocks=1, heads=heads), 16)
+    neighbourly(spec, tmp_path / "start", seed=0)
+    network, _ = load(tmp_path / "start")
+    block = network.blocks[0]
+    states = torch.randn(8, 16, heads * each, generator=stream(0, "states"))
+    queries, keys, _ = block.attn_qkv(block.norm1(states)).view(8, 16, 3, heads, each).permute(2, 0, 3, 1, 4)
+    turned = (turn(part, rotation(16, each, device=torch.device("cpu"))) for part in (queries, keys))
+    one, other = turned
+    attention = (one @ other.transpose(-1, -2) / math.sqrt(each)).softmax(-1).mean(0).detach()
+    for head, distance in enumerate((-1, 1, -2, 2)):
+        assert int(attention[head, 8].argmax()) == 8 + distance
+        assert float(attention[head, 8, 8 + distance]) > 0.5
+
+
+@pytest.mark.parametrize("experiment", [DnaUnconditional(), DnaConditional()], ids=lambda one: one.name)
+def test_the_papers_size_is_the_papers(experiment: DnaUnconditional | DnaConditional, tmp_path: Path) -> None:
+    stage = experiment.recipe(Bench(tmp_path, "full")).stages[-1]
+    wanted = {"dna-unconditional": (70_000, 512, 3e-4), "dna-conditional": (80_000, 1_024, 6e-4)}
+    assert (stage.steps, stage.batch, stage.learning_rate) == wanted[experiment.name]
+
+
+# Documents and the command.
+
+
+@dataclasses.dataclass(frozen=True)
+class Trivial:
+    name = "trivial"
+    title = "A trivial experiment"
+    paper = "Section 0"
+
+    def run(self, bench: Bench) -> Outcome:
+        table = Shown("Numbers", ("a | b", "c"), (("x|y", 1.0),), "A caption.")
+        return Outcome("About it.", (Claim("One is one.", "It is.", "holds"),), (table,))
+
+
+def test_a_document_holds_claims_tables_and_commands(tmp_path: Path) -> None:
+    one, bench = Trivial(), Bench(tmp_path / "run")
+    write_document([(one, one.run(bench), bench)], tmp_path / "all.md", command="infodis reproduce trivial")
+    text = (tmp_path / "all.md").read_text()
+    assert "| One is one. | It is. | ✓ holds |" in text
+    assert "`infodis reproduce trivial` (laptop, seed 0)" in text
+    assert r"| a \| b | c |" in text
+    write_all([(one, one.run(bench), bench)], tmp_path / "all.html")
+    assert "One is one." in (tmp_path / "all.html").read_text()
+
+
+def test_bars_in_cells_are_escaped() -> None:
+    assert markdown(Shown("T", ("a",), (("x|y",),))).splitlines()[-1] == r"| x\|y |"
+
+
+def test_every_experiment_of_the_issue_is_there() -> None:
+    assert all(isinstance(one, Experiment) for one in EXPERIMENTS)
+    assert experiments_named("all") == EXPERIMENTS
+    assert len({one.name for one in EXPERIMENTS}) == 7
+
+
+def test_the_command_writes_numbers_figures_and_a_page_and_answers_again(tmp_path: Path) -> None:
+    words = ["reproduce", "theory", "--smoke", "--out", str(tmp_path), "--document", str(tmp_path / "paper.md")]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    outcome = json.loads((tmp_path / "smoke" / "theory" / "outcome.json").read_text())
+    assert [claim["verdict"] for claim in outcome["claims"]] == ["holds", "does not hold"]
+    assert (tmp_path / "smoke" / "theory" / "report.html").stat().st_size > 1000
+    document = (tmp_path / "paper.md").read_text()
+    CliRunner().invoke(app, words)
+    assert (tmp_path / "paper.md").read_text() == document
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nothing"], "no experiment 'nothing'"),
+        (["theory", "--full", "--smoke"], "choose one"),
+        (["theory", "--smoke", "--document", "no/such/place.md"], "no directory"),
+        (["ood-text8", "--data", "no-such-directory"], "text8_valid_500k.txt.gz is needed"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(words: list[str], told: str, tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["reproduce", *words, "--out", str(tmp_path)])
+    assert found.exit_code != 0
+    assert told in str(found.exception)

@@ -1,0 +1,390 @@
+"""Experiments on texts: groups cut as they should be, comparisons against known answers, verdicts both ways, runs."""
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from infodis.audit.groups import Group
+from infodis.audit.separation import Interval
+from infodis.data import Characters, text8_style
+from infodis.design import TimeFree
+from infodis.engine.jobs import ModelSpec
+from infodis.errors import InputError
+from infodis.estimate import nll
+from infodis.inputs import Entry
+from infodis.model import Model, load
+from infodis.reproduce import audit_llada, ood
+from infodis.reproduce.audit_llada import OWN, AuditLlada, Compared, Dataset, likelier, verdict_on, went_on
+from infodis.reproduce.experiment import Bench, Experiment
+from infodis.reproduce.groups import (
+    Cut,
+    Shape,
+    continued,
+    elsewhere,
+    foreign,
+    shuffled,
+    thinned,
+    transliterated,
+    unit_of,
+    windows,
+)
+from infodis.reproduce.ood import EFFORT, OodText8, beyond_letters, gathered, sharp
+from infodis.reproduce.paragraphs import ENCYCLOPEDIA, LETTERS
+from infodis.reproduce.texts import Precision, Versus, mean_difference, separated, the_papers
+from infodis.rng import stream
+from infodis.sampling import Ancestral
+
+TEXT = text8_style(ENCYCLOPEDIA)
+SHAPE = Shape(24, 16)
+ALPHABET = "abcdefghijklmnopqrstuvwxyz "
+
+
+# Groups
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_windows_are_parts_of_the_text_one_behind_the_other(whole):
+    rows = windows(TEXT, 12, SHAPE, whole=whole)
+    places = [TEXT.index(row["prompt"] + row["response"]) for row in rows]
+    assert len(rows) == 12
+    assert all(later - earlier >= SHAPE.length for earlier, later in itertools.pairwise(places))
+    assert {len(row["prompt"]) for row in rows} == {24}
+    assert {len(row["response"]) for row in rows} == {16}
+    if whole:
+        assert all(row["response"][0] == " " for row in rows)
+    else:
+        assert all(TEXT[place - 1] == " " for place in places if place)
+
+
+def test_shuffled_and_elsewhere_keep_prompts_and_words():
+    rows = windows(TEXT, 6, SHAPE)
+    mixed, moved = list(shuffled(rows)), list(elsewhere(rows))
+    assert [row["prompt"] for row in mixed] == [row["prompt"] for row in moved] == [row["prompt"] for row in rows]
+    assert [sorted(row["response"].split(" ")) for row in mixed] == [sorted(r["response"].split(" ")) for r in rows]
+    assert [row["response"] for row in moved] == [row["response"] for row in (*rows[1:], rows[0])]
+
+
+def test_cut_by_characters_and_by_tokens():
+    cut, tokens = Cut(Shape(4, 6)), Cut(Shape(4, 6), Characters(ALPHABET))
+    for one in (cut, tokens):
+        assert one.end("a long prompt") == "ompt"
+        assert one.start("some words follow") == " some "
+        assert one.end("abc") is None
+        assert one.start("abcde") is None
+        assert list(one.pieces("one two three four five")) == [" one t", " three", " four "]
+    blocks = tokens.windows(TEXT, 10**6)
+    assert "".join(row["prompt"] + row["response"] for row in blocks) == TEXT[: 10 * len(blocks)]
+    assert len(blocks) == len(TEXT) // 10
+    assert [row["id"] for row in tokens.windows(TEXT, 2)] == ["0", f"{len(blocks) // 2}"]
+
+
+def test_foreign_pieces_come_from_as_many_documents_as_there_are():
+    rows = [{"id": f"{n}", "prompt": f"prompt {n}", "response": ""} for n in range(4)]
+    found = foreign(rows, {"a": "aaa bbb ccc", "b": "ddd", "c": "x"}, Cut(Shape(4, 3)))
+    assert [row["id"] for row in found] == ["a/0", "b/0", "a/1", "a/2"]
+    assert [row["response"] for row in found] == [" aa", " dd", " bb", " cc"]
+    assert [row["prompt"] for row in found] == [row["prompt"] for row in rows]
+    assert [unit_of(row["id"]) for row in found] == ["a", "b", "a", "a"]
+    assert unit_of("7") == "7"
+
+
+def test_continuations_are_left_out_in_pairs():
+    records = [
+        {"id": "long", "x": "In 1969, he", "y_human": " went home.", "y_llm": " walked away!"},
+        {"id": "short", "x": "In 1970, he", "y_human": " went home.", "y_llm": " ran"},
+    ]
+    for field, response in (("y_human", " went "), ("y_llm", " walke")):
+        assert list(continued(records, field, Cut(Shape(5, 6)))) == [
+            {"id": "long", "prompt": "ne he", "response": response}
+        ]
+    raw = list(continued(records, "y_llm", Cut(Shape(5, 6), Characters(ALPHABET + "I!.,01967")), letters=False))
+    assert raw == [{"id": "long", "prompt": "9, he", "response": " walke"}]
+
+
+def test_thinned_is_evenly_spread():
+    rows = [{"id": f"{n}"} for n in range(10)]
+    assert [row["id"] for row in thinned(rows, 5)] == ["0", "2", "4", "6", "8"]
+    assert thinned(rows, 99) == rows
+
+
+def test_chinese_is_left_out_without_unidecode(monkeypatch, tmp_path):
+    (tmp_path / audit_llada.CHINESE).write_text("红楼梦 " * 500, encoding="utf-8")
+    bench = Bench(tmp_path, data=tmp_path)
+    monkeypatch.setitem(sys.modules, "unidecode", None)
+    assert transliterated("红楼梦") is None
+    assert audit_llada._chinese(bench, Cut(SHAPE), 3, letters=True) == []
+    assert "unidecode" in audit_llada._in_chinese([]).found
+
+
+# Comparisons
+
+
+def group(name: str, nats: list[float], *, prompts: bool = True, error: float = 0.1, units: int = 1) -> Group:
+    """Records of texts of one token; `units` rows in a row are of one document."""
+    records = tuple(
+        {
+            "id": f"{n // units}/{n % units}" if units > 1 else f"{n}",
+            "value": value,
+            "standard_error": error,
+            "tokens": 1,
+            "bytes": 1,
+            "explained": -value,
+            "text": f"text {n} of {name}",
+            **({"prompt": f"prompt {n}"} if prompts else {}),
+        }
+        for n, value in enumerate(nats)
+    )
+    return Group(name, records)
+
+
+def normal(count: int, mean: float, *, name: str) -> list[float]:
+    return (torch.randn(count, generator=stream(0, name), dtype=torch.float64) + mean).tolist()
+
+
+def test_auroc_against_counting():
+    """Of nine pairs of 1, 2, 3 and 2.5, 0, 4, the second is larger in five."""
+    for prompts in (True, False):
+        versus = Versus.of(
+            group("a", [1.0, 2.0, 3.0], prompts=prompts), group("b", [2.5, 0.0, 4.0], prompts=prompts), seed=0
+        )
+        assert versus.paired == prompts
+        assert versus.nll.auroc.value == pytest.approx(5 / 9)
+        assert versus.prompt.auroc.value == pytest.approx(5 / 9)
+    assert versus.separation(audit_llada.LIKELY).auroc.value == pytest.approx(4 / 9)
+
+
+def test_rows_of_one_document_count_for_less():
+    """Copies of ten rows say no more than the ten; taken for rows of their own (a wrong variant) they seem to."""
+    one, other = normal(10, 0.0, name="one"), normal(10, 1.0, name="other")
+    few = Versus.of(group("a", one), group("b", other), seed=0)
+    copies = group("a", [x for x in one for _ in range(8)]), group("b", [x for x in other for _ in range(8)], units=8)
+    many = Versus.of(*copies, seed=0)
+    wrong = Versus.of(copies[0], group("b", [x for x in other for _ in range(8)]), seed=0)
+    assert (few.paired, many.paired, wrong.paired) == (True, False, True)
+    width = [versus.nll.auroc.high - versus.nll.auroc.low for versus in (few, many, wrong)]
+    assert width[1] == pytest.approx(width[0], rel=0.1)
+    assert width[2] < width[0] / 2
+    assert many.nll.p_value == few.nll.p_value
+    assert wrong.nll.p_value < few.nll.p_value / 5
+
+
+def test_precision_against_hand():
+    one = Versus.of(group("a", [1.0, 2.0, 3.0], error=3.0), group("b", [2.5, 0.0, 4.0], error=4.0), seed=0)
+    found, other = Precision.of(one, 100), Precision(25, math.sqrt(12.5) / 10, 0.0, 0.0)
+    assert found.error == pytest.approx(math.sqrt(12.5))
+    assert found.error_of_it == pytest.approx(3.5 * math.sqrt(6 / 5) / math.sqrt(6) / (2 * math.sqrt(12.5)))
+    assert found.noise == 1.0  # more than all the spread there is
+    assert found.rows_against(other) == pytest.approx(400)
+
+
+def test_difference_of_estimators():
+    one = Versus.of(group("a", [1.0, 2.0]), group("b", [3.0, 4.0]), seed=0)
+    other = Versus.of(group("a", [1.0, 1.0]), group("b", [2.0, 4.0]), seed=0)
+    assert mean_difference(one, other) == (0.5, pytest.approx(math.sqrt(1 / 3) / 2))
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("area", "verdict"),
+    [
+        ((0.97, 0.95, 0.99), "holds"),
+        ((0.91, 0.88, 0.94), "holds in part"),
+        ((0.6, 0.45, 0.75), "does not hold"),
+        ((0.2, 0.1, 0.3), "does not hold"),
+        ((0.7, 0.4, 0.95), "not tested here"),
+    ],
+)
+def test_verdict_on_a_separation(area, verdict):
+    assert separated(Interval(*area)) == verdict
+
+
+def test_verdict_on_model_and_letters():
+    good, fair, none = Interval(0.95, 0.93, 0.97), Interval(0.75, 0.72, 0.78), Interval(0.5, 0.47, 0.53)
+    assert beyond_letters(good, fair) == "holds"
+    assert beyond_letters(good, good) == "holds in part"
+    assert beyond_letters(fair, good) == "does not hold"
+    assert beyond_letters(none, none) == "does not hold"
+    assert beyond_letters(Interval(0.7, 0.4, 0.95), none) == "not tested here"
+    assert [sharp(noise) for noise in (0.1, 0.3, 0.9)] == ["holds", "holds in part", "does not hold"]
+
+
+def compared(nats: float, author: str, dataset: str = "human") -> Compared:
+    """40 texts that cost `nats` more than those of the dataset, on average, with a spread of 0.2."""
+    usual = normal(40, 2.0, name="usual")
+    theirs = [x + nats + 0.2 * y for x, y in zip(usual, normal(40, 0.0, name=author), strict=True)]
+    versus = Versus.of(group(dataset, usual), group(author, theirs), seed=0)
+    likely = versus.separation(audit_llada.LIKELY)
+    rows = [{"id": "0", "prompt": "", "response": ""}]
+    return Compared(Dataset(dataset, dataset, rows), author, versus, versus, likely, likely)
+
+
+def test_verdicts_on_authors_both_ways():
+    likely, strange, alike = (compared(nats, "gpt") for nats in (-0.5, 0.5, 0.0))
+    assert [likelier(one.likely) for one in (likely, strange, alike)] == ["holds", "does not hold", "does not hold"]
+    assert likely.likely.pairs.difference.value == pytest.approx(0.5, abs=0.15)
+    assert likely.likely.auroc.value > 0.5 > strange.likely.auroc.value
+    assert verdict_on(compared(-0.5, OWN)) == "holds in part"
+    assert verdict_on(compared(0.5, OWN)) == "does not hold"
+
+
+def test_influence_is_refuted_only_by_a_model_that_cannot_have_been_influenced():
+    preferred, not_preferred = [compared(-0.5, "gpt")], [compared(0.5, "gpt")]
+    assert audit_llada._influence(preferred, audit_llada.SMALL).verdict == "does not hold"
+    assert audit_llada._influence(not_preferred, audit_llada.SMALL).verdict == "not tested here"
+    assert audit_llada._influence(preferred, audit_llada.LARGE).verdict == "not tested here"
+    assert audit_llada._influence([compared(-0.5, OWN)], audit_llada.SMALL).verdict == "not tested here"
+
+
+def test_a_language_model_counts_before_the_model_itself():
+    found = [compared(-0.5, OWN), compared(0.5, "gpt")]
+    assert audit_llada._higher(found, "m").verdict == "does not hold"
+    assert audit_llada._higher(found[:1], "m").verdict == "holds in part"
+
+
+# What they need
+
+
+@pytest.mark.parametrize("experiment", [OodText8(), AuditLlada()], ids=lambda one: one.name)
+def test_missing_data_and_packages_are_named(experiment, monkeypatch, tmp_path):
+    assert isinstance(experiment, Experiment)
+    with pytest.raises(InputError, match=r"(text8_valid_500k.txt.gz|human_vs_llm_180.jsonl) is needed"):
+        experiment.run(Bench(tmp_path / "out", data=tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'infodis\[audit\]'"):
+        experiment.run(Bench(tmp_path / "out", size="smoke"))
+
+
+def test_wikitext_from_a_file_or_by_name_or_not_at_all(monkeypatch, tmp_path):
+    def fetched(name):
+        class Library:
+            load_dataset = staticmethod(lambda *names, split: {"text": ["from ", "afar"]})
+
+        return Library
+
+    def offline(name):
+        raise ConnectionError("no route")
+
+    bench = Bench(tmp_path, data=tmp_path)
+    monkeypatch.setattr(audit_llada.importlib, "import_module", fetched)
+    assert audit_llada.wikitext(bench) == "from afar"
+    monkeypatch.setattr(audit_llada.importlib, "import_module", offline)
+    with pytest.raises(InputError, match=r"wiki.train.raw is needed .*Salesforce/wikitext.* no route"):
+        audit_llada.wikitext(bench)
+    (tmp_path / audit_llada.WIKITEXT).write_text("at home")
+    assert audit_llada.wikitext(bench) == "at home"
+
+
+def test_models_that_know_more_than_letters_get_texts_as_they_are(tmp_path):
+    pairs = {"id": "0", "x": ENCYCLOPEDIA[:99].strip(), "y_human": LETTERS[0], "y_llm": LETTERS[1]}
+    for name in (audit_llada.WIKITEXT, audit_llada.CHINESE):
+        (tmp_path / name).write_text(ENCYCLOPEDIA, encoding="utf-8")
+    small = load("text8-tiny")
+    known = Characters("".join(sorted({*ENCYCLOPEDIA, *"".join(LETTERS)})))
+    model = dataclasses.replace(small, opened=dataclasses.replace(small.opened, tokenizer=known))
+    bench = Bench(tmp_path, size="full", data=tmp_path)
+    assert [one.name for one in audit_llada.datasets(bench, model, 5)] == ["wikitext", "chinese"]
+    (tmp_path / audit_llada.PAIRS).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
+    human, english, _ = audit_llada.datasets(bench, model, 5)
+    assert human.rows == [{"id": "0", "prompt": pairs["x"][-16:], "response": f" {LETTERS[0]}"[:64]}]
+    assert human.written["gpt"][0]["response"] == f" {LETTERS[1]}"[:64]
+    assert [row["prompt"] + row["response"] in ENCYCLOPEDIA for row in english.rows] == [True] * 5
+    assert next(one.name for one in audit_llada.datasets(Bench(tmp_path, data=tmp_path), small, 5)) == "human"
+
+
+def test_letters_of_smoke_texts_are_enough():
+    bench = Bench(Path("nowhere"), size="smoke")
+    found = gathered(bench, EFFORT["smoke"], Characters(ALPHABET))
+    assert len(found.true) == len(found.foreign) == EFFORT["smoke"].main
+    assert len({unit_of(row["id"]) for row in found.foreign}) == len(found.foreign)
+    assert len(found.untouched) == len(LETTERS)
+    assert any(character.isupper() for character in found.untouched[0])
+    assert {len(row["prompt"] + row["response"]) for row in (*found.true, *found.foreign)} == {128}
+
+
+def test_a_model_goes_on_after_its_prompts_in_the_same_way_again(tmp_path):
+    model, rows = load("text8-tiny"), windows(TEXT, 3, SHAPE, whole=True)
+    dataset = Dataset("some", "some", rows)
+    found = went_on(Bench(tmp_path), model, dataset, Ancestral(steps=2))
+    assert [row["prompt"] for row in found] == [row["prompt"] for row in rows]
+    assert {len(row["response"]) for row in found} == {SHAPE.response}
+    assert len({row["response"] for row in found}) == 3
+    last = dataclasses.replace(dataset, rows=rows[-1:])
+    assert went_on(Bench(tmp_path / "other"), model, last, Ancestral(steps=2)) == found[-1:]
+    assert went_on(Bench(tmp_path / "third", seed=1), model, last, Ancestral(steps=2)) != found[-1:]
+
+
+# Runs
+
+
+def test_ood_text8_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
+    def stop(what, done, total):
+        if what == "letters" and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        OodText8().run(Bench(tmp_path, size="smoke", tell=stop))
+    bench = Bench(tmp_path, size="smoke")
+    found = OodText8().run(bench)
+    _check_outcome(found)
+    differ = found.numbers["estimators_differ"]
+    # both are unbiased: over 20 texts, |t| > 5 happens once in 12,000 seeds
+    assert abs(differ["value"]) < 5 * differ["standard_error"]
+    assert found.numbers["precision"]["ours"]["error"] < found.numbers["precision"]["time_free"]["error"]
+    assert found.numbers["as_written"]["upper case"]["value"] > 0.99
+    assert {figure.name for figure in found.figures} == {"histogram-time-free", "histogram-ours", "roc", "groups"}
+
+    monkeypatch.setattr(Model, "surprisals", None)  # what was done is not done again
+    assert OodText8().run(bench) == found
+    with pytest.raises(InputError, match="seed"):
+        OodText8().run(dataclasses.replace(bench, seed=1))
+
+
+def test_audit_llada_runs_without_data(monkeypatch, tmp_path):
+    bench = Bench(tmp_path, size="smoke")
+    found = AuditLlada().run(bench)
+    _check_outcome(found)
+    numbers = found.numbers["own against encyclopedia"]
+    assert numbers["share_of_pairs"]["low"] <= numbers["share_of_pairs"]["value"] <= numbers["share_of_pairs"]["high"]
+    assert found.claims[-1].verdict == "not tested here"
+
+    monkeypatch.setattr(Model, "surprisals", None)
+    monkeypatch.setattr(Model, "log_conditionals", None)
+    assert AuditLlada().run(bench) == found
+
+
+def _check_outcome(found):
+    json.dumps(found.numbers, allow_nan=False)
+    assert found.about
+    assert all(claim.paper and claim.found for claim in found.claims)
+    assert all(len(row) == len(table.columns) for table in found.tables for row in table.rows)
+
+
+def test_the_papers_estimator_is_the_one_that_is_printed():
+    """H_m times a mean over masks of size k with probability 1 / (k H_m), every row a replicate."""
+    job = the_papers(ModelSpec("text8-tiny"), 6, 3)
+    assert (job.request.design, job.request.control, job.request.rows) == (TimeFree(), None, 6)
+    model, row = load("text8-tiny"), windows(TEXT, 1, SHAPE, whole=True)[0]
+    read = model.read(row["response"], prompt=row["prompt"])
+    direct = nll(
+        model,
+        read.tokens,
+        target=read.target,
+        context=read.context,
+        design=TimeFree(),
+        control=None,
+        evaluations=6,
+        seed=3,
+    )
+    record = job.open().score([Entry(1, "0", dict(row))]).records[0]
+    assert record["value"] == pytest.approx(direct.value, abs=1e-5)
+    assert len(direct.replicates) == 6
+    assert ood.MODEL == audit_llada.SMALL == "text8-tiny"

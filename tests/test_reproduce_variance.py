@@ -1,0 +1,250 @@
+"""Table 1: variances against enumeration and against real repeats; what follows from them; smoke runs without data."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from infodis import load
+from infodis.bench.experiments import DESIGNS, pairs, ratios, run_many
+from infodis.bench.problems import Tabulated, chain_problem
+from infodis.design import Tiled
+from infodis.errors import InputError
+from infodis.estimate import Request
+from infodis.item import Item
+from infodis.oracle import Independent
+from infodis.report import figures
+from infodis.reproduce import lengths, variance
+from infodis.reproduce.experiment import Bench
+from infodis.reproduce.moments import LOWEST, Moments, law
+from infodis.reproduce.ratio import VarianceRatio, request
+from infodis.reproduce.trials import (
+    BUILT_IN,
+    ROOM,
+    Measured,
+    Question,
+    chosen,
+    mean_of,
+    questions,
+    ratio_of,
+    read,
+    spread_of,
+)
+from infodis.reproduce.variance import BY_SIZE, VarianceTimeFree
+from infodis.rng import stream, uniforms
+
+TARGET = 10
+
+# z-bounds of 5: one false alarm in a million were the z normal; seeds are fixed.
+Z = 5
+
+
+@pytest.fixture(scope="module")
+def table() -> Tabulated:
+    return chain_problem(0.15, count=1, target=TARGET).tables[0]
+
+
+def z_of_variance(values: torch.Tensor, expected: float) -> float:
+    squares = (values - values.mean()).square() * len(values) / (len(values) - 1)
+    return float((squares.mean() - expected) / squares.std()) * math.sqrt(len(values))
+
+
+def z_of_mean(values: list[float], expected: float) -> float:
+    found = mean_of(values)
+    return (found.value - expected) / found.error
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("TimeFree (paper)", 16),
+        ("paper's script", 16),
+        ("UniformCount", 16),
+        ("LLaDA's sampler", 48),
+        ("StratifiedCount", 32),
+        ("StratifiedCount", 50),
+    ],
+)
+def test_variance_by_size_against_real_repeats(table, name, rows):
+    expected = Moments.exact(table).variance(law(DESIGNS[name], TARGET, rows))
+    found = run_many(table, Request(DESIGNS[name], None, rows), runs=400)
+    values = torch.tensor([one.value for one in found], dtype=torch.float64)
+    assert abs(z_of_variance(values, expected)) < Z
+    assert abs(z_of_variance(values, 2 * expected)) > Z, "twice as much is told apart"
+
+
+def test_time_integral_by_size_against_real_rows_above_the_lowest_level(table):
+    levels = LOWEST + (1 - LOWEST) * uniforms(50_000, generator=stream(0, "levels"))
+    masked = uniforms(len(levels), TARGET, generator=stream(0, "masks")) < levels.unsqueeze(-1)
+    code = (masked * 2 ** torch.arange(TARGET)).sum(-1)
+    values = (1 - LOWEST) / levels * table.table[code].sum(-1)
+    assert abs(z_of_variance(values, Moments.exact(table).variance(law(DESIGNS["TimeIntegral"], TARGET, 1)))) < Z
+
+
+def test_a_pool_of_independent_parts_against_real_repeats(table):
+    """One run's standard error, squared, is the variance of a run; it goes as 1 / rows for pairs."""
+    pool = run_many(table, Request(DESIGNS["Pairs"], None, 64), runs=100)
+    real = torch.tensor([one.value for one in run_many(table, Request(DESIGNS["Pairs"], None, 32), runs=600, seed=1)])
+    expected = mean_of([2 * one.standard_error**2 for one in pool])
+    assert abs(z_of_variance(real, expected.value)) < Z
+
+
+@pytest.fixture(scope="module")
+def drawn(table) -> list[Moments]:
+    return [Moments.drawn(table, table.item, seed=seed) for seed in range(150)]
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_drawn_moments_are_unbiased_against_enumeration(table, drawn, name):
+    wanted = law(DESIGNS[name], TARGET, 64)
+    exact = Moments.exact(table)
+    assert exact.nll == pytest.approx(table.exact, rel=1e-12)
+    assert abs(z_of_mean([one.nll for one in drawn], exact.nll)) < Z
+    assert abs(z_of_mean([one.variance(wanted) for one in drawn], exact.variance(wanted))) < Z
+
+
+def test_noise_in_the_means_must_be_taken_off(table, drawn):
+    wanted = law(DESIGNS["LLaDA's sampler"], TARGET, 64)
+    naive = [dataclasses.replace(one, noise=torch.zeros_like(one.noise)).variance(wanted) for one in drawn]
+    assert abs(z_of_mean(naive, Moments.exact(table).variance(wanted))) > Z
+
+
+def test_independent_tokens_against_closed_forms_and_enumeration():
+    chances = torch.tensor([[0.1, 0.9], [0.5, 0.5], [0.7, 0.3], [0.2, 0.8]], dtype=torch.float64)
+    exact = Moments.exact(Tabulated.of(Independent(chances), Item.read([0, 1, 1, 0])))
+    surprisal = -torch.tensor([0.1, 0.5, 0.3, 0.2], dtype=torch.float64).log()
+    found = Moments.independent(surprisal)
+    torch.testing.assert_close(found.mean, exact.mean)
+    torch.testing.assert_close(found.square, exact.square)
+    total, squares = float(surprisal.sum()), float(surprisal.square().sum())
+    harmonic = 1 + 1 / 2 + 1 / 3 + 1 / 4
+    free = harmonic * (total**2 + squares) / 2 - total**2
+    integral = (1 - LOWEST) * squares * (math.log(1 / LOWEST) - 1 + LOWEST)
+    assert found.variance(law(DESIGNS["TimeFree (paper)"], 4, 1)) == pytest.approx(free, rel=1e-12)
+    assert found.variance(law(DESIGNS["TimeIntegral"], 4, 1)) == pytest.approx(integral, rel=1e-9)
+
+
+def test_designs_that_plan_together_have_no_law():
+    with pytest.raises(InputError, match="again and again"):
+        law(Tiled(), TARGET, 64)
+
+
+def test_time_free_wins_where_one_token_holds_the_surprise():
+    assert lengths._open(1, 256).value > 1
+    assert lengths._open(4, 4).value > 1
+    assert lengths._open(64, 256).value < 1
+
+
+def test_entropy_of_a_chain_against_its_definition():
+    chain = lengths.MarkovChain(torch.full((2, 2), 0.5, dtype=torch.float64))
+    assert lengths.entropy(chain) == pytest.approx(1.0)
+
+
+def test_ratio_of_averages_against_the_delta_method():
+    generator = stream(0, "ratio")
+    above, below = 2 + uniforms(400, generator=generator), 1 + uniforms(400, generator=generator)
+    found = ratio_of(above.tolist(), below.tolist())
+    ratio = float(above.mean() / below.mean())
+    delta = float((above - ratio * below).std() / below.mean()) / math.sqrt(400)
+    assert found.value == pytest.approx(ratio)
+    assert found.error == pytest.approx(delta, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [(Measured(10, 1), "holds"), (Measured(8.5, 1), "holds in part"), (Measured(7, 1), "does not hold")],
+)
+def test_verdicts_follow_the_numbers(found, verdict):
+    assert found.at_least(8) == verdict
+
+
+def test_claims_can_fail():
+    wins = [
+        "time integral / time-free",
+        "time-free / uniform count",
+        "time-free / default",
+        "LLaDA's sampler / default",
+    ]
+    errors = {("chain", name, 128): [100.0, 100.0] for name in (variance.FREE, variance.COUNT)}
+    biases = {("chain", name, 128): 0.0 for name in (variance.FREE, variance.SCRIPT)}
+    poor, rich = (
+        [one.verdict for one in variance._claims(dict.fromkeys(wins, Measured(value, 0.01)), errors, biases, 128)]
+        for value in (0.5, 500.0)
+    )
+    assert poor == ["does not hold", "does not hold", "holds", "does not hold", "does not hold"]
+    assert rich == ["holds", "holds in part", "holds", "holds", "holds"]
+    biased = {**biases, ("chain", variance.FREE, 128): 30.0}
+    assert variance._unbiased(biased).verdict == "does not hold"
+
+
+def test_decoupled_variance_is_the_sum_of_the_sides():
+    """Of the same draws: what is left is twice the covariance of the sides, whose error this z overstates."""
+    above, below = pairs(7)["edited"]
+    wanted = request("TimeFree (paper)", 8)
+    sides = sum(spread_of([one.value for one in run_many(side, wanted, runs=300)]) for side in (above, below))
+    assert abs(z_of_variance(ratios(above, below, wanted, False, 300), sides)) < Z
+    assert z_of_variance(ratios(above, below, wanted, True, 300), sides) < -Z, "coupled sides are not independent"
+
+
+def test_texts_keep_the_end_of_their_prompt():
+    model = load("text8-tiny")
+    item = read(model, "A long prompt " * 20, "and 2 words", window=64)
+    assert item is not None
+    assert model.decode(item.tokens).endswith("prompt and two words")
+    assert item.length == 64
+    assert model.decode(item.tokens[item.target]) == "and two words"
+    short = read(model, "Short.", "text", window=64)
+    assert short is not None
+    assert model.decode(short.tokens) == "short text"
+    assert read(model, "x", "y" * (64 - ROOM), window=64) is not None
+    assert read(model, "x", "y" * (65 - ROOM), window=64) is None
+
+
+def test_questions_have_one_right_and_one_wrong_choice(tmp_path):
+    rows = [{"id": f"q{n}", "x": "What?", "choices": ["a", "b", "c"], "label": n % 3} for n in range(30)]
+    (tmp_path / "some_300.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = questions(Bench(tmp_path, data=tmp_path), "some")
+    assert all(one.right == "abc"[n % 3] and one.wrong in set("abc") - {one.right} for n, one in enumerate(found))
+    assert {one.wrong for one in found} == set("abc")
+    assert Question("", "", "yes", "no").both == "Correct: yes | Incorrect: no"
+    (tmp_path / "none_300.jsonl").write_text(json.dumps({**rows[0], "choices": ["a"]}) + "\n")
+    with pytest.raises(InputError, match="no wrong choice"):
+        questions(Bench(tmp_path, data=tmp_path), "none")
+    with pytest.raises(InputError, match="--data"):
+        questions(Bench(tmp_path, data=tmp_path), "absent")
+
+
+def test_chosen_texts_fit_and_depend_on_the_seed():
+    kept = chosen(BUILT_IN, lambda one: one.id != "ice", count=3, seed=0)
+    assert {one.id for one in kept} == {"tea", "rain", "door"}
+    orders = {tuple(one.id for one in chosen(BUILT_IN, lambda one: True, count=4, seed=seed)) for seed in range(8)}
+    assert len(orders) > 2
+    with pytest.raises(InputError, match="must fit"):
+        chosen(BUILT_IN, lambda one: False, count=3, seed=0)
+
+
+def test_grid_holds_its_cells_and_is_drawn(tmp_path):
+    found = figures.grid(
+        [[1.0, None], [-2.0, 0.5]], rows=["<A>", "B"], columns=["4", "8"], axes=("x", "y"), errors=[[0.1, 0.2]] * 2
+    )
+    cells = {(one["row"], one["column"]): one for one in found.data}
+    assert set(cells) == {("<A>", "4"), ("B", "4"), ("B", "8")}
+    assert [cells[place]["sign"] for place in cells] == ["above", "below", "above"]
+    assert cells["B", "8"]["error"] == 0.2
+    figures.save(found, tmp_path)
+    assert "<A>" not in (tmp_path / "grid.svg").read_text()
+
+
+@pytest.mark.parametrize("experiment", [VarianceTimeFree(), VarianceRatio()], ids=lambda one: one.name)
+def test_smoke_run_without_data_and_again_from_what_was_kept(experiment, tmp_path, monkeypatch):
+    bench = Bench(tmp_path, size="smoke", data=tmp_path / "nowhere")
+    outcome = experiment.run(bench)
+    assert outcome.claims
+    assert len({figure.name for figure in outcome.figures}) == len(outcome.figures)
+    json.dumps(outcome.numbers, allow_nan=False)
+    for module in ("variance", "ratio"):
+        for name in ("estimate_items", "compare", "measure", "ratios"):
+            monkeypatch.setattr(f"infodis.reproduce.{module}.{name}", None, raising=False)
+    assert experiment.run(bench).claims == outcome.claims
