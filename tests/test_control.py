@@ -7,7 +7,7 @@ import torch
 import infodis
 from infodis.bench.experiments import measure
 from infodis.bench.problems import Perturbed, chain_problem
-from infodis.control import Neighbours, Positions, _neighbours, fold_bounds, neighbour_map, predict
+from infodis.control import Neighbours, Positions, _neighbours, fold_bounds, neighbour_maps, predict
 from infodis.design import Layout, Orders, StratifiedCount, Tiled, TimeFree, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request
@@ -29,15 +29,17 @@ def every_mask(length: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_features_have_mean_zero_against_enumeration(control, target):
     """[eq:control-means]: over all masks that hold i, with their weights, every centred feature averages to zero."""
     masked, weight = every_mask(len(target))
-    maps = neighbour_map(torch.tensor(target), control.offsets).unsqueeze(0)
+    maps = neighbour_maps(torch.tensor([target]), control.offsets)
     features = control.features(masked.unsqueeze(0), *_neighbours(masked.unsqueeze(0), maps))
     means = (features[0].double() * masked.unsqueeze(1) * weight).sum(-1)
     assert float(means.abs().max()) < 1e-6  # features are float32
 
 
 def test_neighbour_map_follows_places_in_the_sequence():
-    found = neighbour_map(torch.tensor([2, 3, 7]), (1, -1, 4))
-    assert found.tolist() == [[1, 3, 3], [3, 0, 2], [3, 3, 3]]  # 3 stands for "no such neighbour"
+    gap, none = neighbour_maps(torch.tensor([[2, 3, 7], [4, 5, 6]]), (1, -1, 4)).tolist()
+    assert gap == [[1, 3, 3], [3, 0, 2], [3, 3, 3]]  # 3 stands for "no such neighbour"
+    assert none == [[1, 3, 3], [2, 0, 3], [3, 1, 3]]
+    assert neighbour_maps(torch.tensor([[4, 5, 6], [0, 1, 2]]), (1, -1, 4)).tolist() == [none, none]
 
 
 def test_predictions_come_from_other_folds():
@@ -46,7 +48,7 @@ def test_predictions_come_from_other_folds():
     masked, weight = (part.flatten(0, 1).T.unsqueeze(0).contiguous() for part in Tiled().masks(levels, keys))
     surprisal = torch.rand(1, 8, 32, generator=stream(1, "f"), dtype=torch.float64) * masked
     control = Neighbours()
-    maps = neighbour_map(torch.arange(8), control.offsets).unsqueeze(0)
+    maps = neighbour_maps(torch.arange(8).unsqueeze(0), control.offsets)
     folds = fold_bounds(4, 8)
     plain, mean = predict(control, masked, weight, surprisal, folds=folds, maps=maps)
     spoiled = surprisal.clone()

@@ -18,6 +18,7 @@ from infodis.design import (
     TimeFree,
     TimeIntegral,
     numbers,
+    numbers_of,
 )
 from infodis.errors import InputError
 from infodis.rng import stream
@@ -185,3 +186,11 @@ def test_pilot_masks_are_fixed_and_hold_commutators():
     assert ((stars[:, :1] & ~stars[:, 1:]).sum(-1) == 1).all()
     assert Auto().pilot(16, 16).shape[0] == 0  # two orders would not fit
     assert Auto().pilot(6, 128).shape[0] == 0  # everything can be enumerated
+
+
+def test_many_streams_give_what_each_gives_alone():
+    paths: list[tuple[int | str, ...]] = [(7, 0), (7, 1), ("x", 3)]
+    layout = Layout(rows=4, replicates=1)
+    alone = numbers(6, layout, [stream(5, *path) for path in paths])
+    for one, other in zip(alone, numbers_of(6, layout, seed=5, paths=paths), strict=True):
+        assert torch.equal(one, other)

@@ -22,7 +22,17 @@ from torch import Tensor
 
 from infodis.batching import Batching, converse
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Replicated, Request, Tokens, check_seed, confident_credits, read_items
+from infodis.estimate import (
+    CHUNK,
+    WINDOW,
+    Replicated,
+    Request,
+    Tokens,
+    check_items,
+    check_seed,
+    confident_credits,
+    read_items,
+)
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
@@ -236,15 +246,6 @@ def bound_items(
             if progress is not None:
                 progress(len(found), len(waiting))
     return [found[item.key] for item in items]
-
-
-def check_items(predictor: Predictor, items: Sequence[Item]) -> None:
-    """Raise `InputError` if an item holds what the predictor does not know; many are told apart by number."""
-    for number, item in enumerate(items):
-        try:
-            item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
-        except InputError as error:
-            raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None
 
 
 def _batching(items: Sequence[Item], plan: Plan, rows: int | None) -> Batching:

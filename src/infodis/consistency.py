@@ -20,9 +20,9 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.batching import Batching, converse
-from infodis.bounds import Bounds, Measured, Plan, bound_items, check_items
+from infodis.bounds import Bounds, Measured, Plan, bound_items
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_seed, read_items
+from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
 from infodis.plotting import load_pyplot

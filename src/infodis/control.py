@@ -105,11 +105,10 @@ class Neighbours(Control):
     def features(self, masked: Rows, neighbours: Indicators, present: Present) -> Features:
         length = masked.shape[1]
         share = (masked.sum(1, keepdim=True).float() / length).expand(masked.shape).unsqueeze(2)
-        one, other = _adjacent(self.offsets)
         return torch.cat(
             [
                 neighbours - present / 2,
-                neighbours[:, :, one] * neighbours[:, :, other] - present[:, :, one] * present[:, :, other] / 3,
+                _pairs(neighbours) - _pairs(present) / 3,
                 share - (length + 1) / (2 * length),
                 share**2 - (length + 1) * (2 * length + 1) / (6 * length**2),
             ],
@@ -117,19 +116,20 @@ class Neighbours(Control):
         )  # [eq:control-means]
 
 
-def _adjacent(offsets: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Pairs of neighbours that stand side by side, seen from the position between or beyond them: as column numbers."""
-    column = {offset: n for n, offset in enumerate(offsets)}
-    pairs = [(1, -1)] + [(sign * d, sign * (d + 1)) for d in range(1, len(offsets) // 2) for sign in (1, -1)]
-    return [column[a] for a, _ in pairs], [column[b] for _, b in pairs]
+def _pairs(values: Tensor) -> Tensor:
+    """Products of neighbours that stand side by side, seen from the position between or beyond them.
+
+    Neighbours come in the order 1, -1, 2, -2, ...: the next one outwards is two columns on.
+    """
+    return torch.cat([values[:, :, :1] * values[:, :, 1:2], values[:, :, :-2] * values[:, :, 2:]], dim=2)
 
 
-def neighbour_map(target: Int[Tensor, " length"], offsets: tuple[int, ...]) -> Int[Tensor, "length neighbours"]:
+def neighbour_maps(targets: Int[Tensor, "items length"], offsets: tuple[int, ...]) -> Maps:
     """For every target position the place in the target of its neighbour at each offset; the length if it has none."""
-    first, last = int(target[0]), int(target[-1])
-    if last - first + 1 == len(target):  # without gaps, where it begins does not matter
-        return _map_of_range(len(target), offsets)
-    return _map(target, offsets)
+    length = targets.shape[1]
+    if bool((targets[:, -1] - targets[:, 0] + 1 == length).all()):  # without gaps, where it begins does not matter
+        return _map_of_range(length, offsets).expand(len(targets), -1, -1)
+    return torch.stack([_map(target, offsets) for target in targets])
 
 
 @functools.lru_cache(maxsize=512)
@@ -157,7 +157,7 @@ def predict(
 
     Rows of one fold are predicted from the rows of the others. At least two folds.
     """
-    features = control.features(masked, *_neighbours(masked, maps)) * masked.unsqueeze(2)
+    features = control.features(masked, *_neighbours(masked, maps)) * masked.float().unsqueeze(2)
     few = masked.shape[-1] < FEW_ROWS
     moments = [
         _Moments.of(masked[..., a:b], weight[..., a:b], surprisal[..., a:b], features[..., a:b], few=few)
@@ -199,7 +199,7 @@ class _Moments:
     @staticmethod
     def of(masked: Rows, weight: Values, surprisal: Values, features: Features, *, few: bool) -> "_Moments":
         weighted = features * weight.float().unsqueeze(2)
-        own = (masked.sum(-1), weight.sum(-1), (weight * surprisal).sum(-1), weighted.sum(-1))
+        own = (masked.double().sum(-1), weight.sum(-1), (weight * surprisal).sum(-1), weighted.sum(-1))
         value = surprisal.float()
         if few:
             features, weighted = (part.transpose(1, 2).flatten(2).unsqueeze(1) for part in (features, weighted))

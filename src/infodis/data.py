@@ -111,7 +111,7 @@ class Characters(Tokenizer):
     def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         known, token = self._table
-        place = np.searchsorted(known, codes).clip(max=len(known) - 1)
+        place = np.searchsorted(known, codes)
         unknown = np.flatnonzero(known[place] != codes)
         if len(unknown):
             at = int(unknown[0])
@@ -136,7 +136,8 @@ class Characters(Tokenizer):
 
     @functools.cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        codes = np.array([ord(character) for character in self.alphabet], dtype=np.uint32)
+        """Sorted codes of the alphabet and their tokens; behind them a code beyond all characters, to end searches."""
+        codes = np.array([*(ord(character) for character in self.alphabet), 2**32 - 1], dtype=np.uint32)
         order = np.argsort(codes)
         return codes[order], order.astype(np.int64)
 

@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.errors import InputError
-from infodis.rng import stream, uniforms
+from infodis.rng import Name, stream, uniforms, uniforms_of
 
 Levels = Float64[Tensor, "batch rows"]
 Keys = Float64[Tensor, "batch rows length"]
@@ -106,7 +106,17 @@ def numbers(length: int, layout: Layout, generators: Sequence[torch.Generator]) 
 
     The first positions of a longer target get the same keys as those of a shorter one. That couples unequal lengths.
     """
-    drawn = torch.stack([uniforms(1 + length, layout.rows, generator=generator) for generator in generators])
+    return _levels_and_keys(
+        torch.stack([uniforms(1 + length, layout.rows, generator=generator) for generator in generators])
+    )
+
+
+def numbers_of(length: int, layout: Layout, *, seed: int, paths: Sequence[tuple[Name, ...]]) -> tuple[Levels, Keys]:
+    """The same for many replicates, each from the stream of its path."""
+    return _levels_and_keys(uniforms_of(seed, paths, 1 + length, layout.rows))
+
+
+def _levels_and_keys(drawn: Float64[Tensor, "batch places rows"]) -> tuple[Levels, Keys]:
     return drawn[:, 0], drawn[:, 1:].transpose(1, 2)
 
 

@@ -18,13 +18,13 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from infodis.batching import Batching, converse, run
-from infodis.control import Control, Neighbours, fold_bounds, neighbour_map, predict
-from infodis.design import Auto, Layout, MaskDesign, numbers
+from infodis.control import Control, Neighbours, fold_bounds, neighbour_maps, predict
+from infodis.design import Auto, Layout, MaskDesign, numbers_of
 from infodis.errors import InputError
-from infodis.item import Item, Positions, as_sequence
+from infodis.item import Item, Positions, all_known, as_sequence
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor, gather_surprisal
-from infodis.rng import key, stream
+from infodis.rng import key
 
 DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
@@ -341,15 +341,23 @@ def _spread(sets: Any, count: int, name: str) -> list:
     return whole
 
 
+def check_items(predictor: Predictor, items: Sequence[Item]) -> None:
+    """Raise `InputError` if an item holds what the predictor does not know; many are told apart by number."""
+    vocabulary = {"vocab_size": predictor.vocab_size, "mask_token": predictor.mask_token}
+    if all_known(torch.cat([item.clean for item in items]), **vocabulary):  # all at once is much quicker
+        return
+    for number, item in enumerate(items):
+        try:
+            item.check_vocabulary(**vocabulary)
+        except InputError as error:
+            raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None
+
+
 def estimate_items(
     predictor: Predictor, items: Sequence[Item], request: Request, *, seed: int, names: Sequence[int] | None = None
 ) -> list[Estimate]:
     """Estimate many items; `names` are their names in the random streams (by default their content)."""
-    for number, item in enumerate(items):
-        try:
-            item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
-        except InputError as error:
-            raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None
+    check_items(predictor, items)
     if names is None:  # equal items meet equal masks: they are scored once
         distinct = {item.key: item for item in items}
         if len(distinct) < len(items):
@@ -441,12 +449,14 @@ class Run:
     def finish(self) -> Conversation[list[Estimate]]:
         """Draw, observe and combine, design by design."""
         found: dict[int, Estimate] = {}
-        for design, rows in dict.fromkeys(self.settled):
-            members = torch.tensor([n for n, choice in enumerate(self.settled) if choice == (design, rows)])
+        groups: dict[tuple[MaskDesign, int], list[int]] = {}
+        for number, choice in enumerate(self.settled):
+            groups.setdefault(choice, []).append(number)
+        for (design, rows), members in groups.items():
             layout = design.layout(self.items[0].target.numel(), rows)
             if self.request.replicates is not None:
                 layout = dataclasses.replace(layout, replicates=min(layout.replicates, self.request.replicates))
-            found |= yield from self._until_done(design, layout, members)
+            found |= yield from self._until_done(design, layout, torch.tensor(members))
         return [found[n] for n in range(len(self.items))]
 
     def _until_done(self, design: MaskDesign, layout: Layout, members: Int[Tensor, " some"]) -> Conversation[dict]:
@@ -459,10 +469,10 @@ class Run:
             combined = sample.combine()
             grown = min(max(count + 1, count * 5 // 4), max(count, self.request.rows // layout.rows))
             done = [self._stopped(values, layout, grown) for values in combined[0]]
-            for place, stopped in enumerate(done):
+            each = zip(members.tolist(), done, sample.seen.cost.tolist(), *combined, strict=True)
+            for number, stopped, cost, *parts in each:
                 if stopped is not None:
-                    number = int(members[place])
-                    found[number] = self._estimate(number, sample, [part[place] for part in combined], stopped, place)
+                    found[number] = self._estimate(number, sample, cost, parts, stopped)
             going = torch.tensor([n for n, stopped in enumerate(done) if stopped is None], dtype=torch.int64)
             members, sample, count = members[going], sample.subset(going), grown
         return found
@@ -476,14 +486,11 @@ class Run:
             return "standard error reached"
         return "cap reached" if grown == replicates.numel() else None
 
-    def _estimate(
-        self, number: int, sample: "Sample", combined: list[Tensor], stopped: Stopped, place: int
-    ) -> Estimate:
+    def _estimate(self, number: int, sample: "Sample", cost: int, combined: list[Tensor], stopped: Stopped) -> Estimate:
         item, design = self.items[number], sample.design
         control = None if design.telescoping else self.request.control
         about = (item.key, sample.layout.rows)
         values, credits, errors = combined
-        cost = sample.cost(place)
         return Estimate(
             "nll",
             values,
@@ -535,8 +542,8 @@ class Sample:
         """Draw further replicates, each from the stream of its item and number."""
         length = self.weight.shape[-1]
         names = [self.run.names[n] for n in self.members.tolist()]
-        generators = [stream(self.run.seed, name, replicate) for name in names for replicate in replicates]
-        masked, weight = self.design.masks(*numbers(length, self.layout, generators))
+        paths = [(name, replicate) for name in names for replicate in replicates]
+        masked, weight = self.design.masks(*numbers_of(length, self.layout, seed=self.run.seed, paths=paths))
         shape = (len(names), len(replicates) * self.layout.rows, length)
         seen = yield from self.seen.extend(self.run.asker.subset(self.members), masked.reshape(shape))
         return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
@@ -560,8 +567,7 @@ class Sample:
 
     def _controlled(self, control: Control, masked: Tensor, surprisal: Tensor) -> Float64[Tensor, "items rows target"]:
         """Weighted residuals, plus each row's share of the known mean [eq:control]."""
-        items = [self.run.items[n] for n in self.members.tolist()]
-        maps = torch.stack([neighbour_map(item.target, control.offsets) for item in items])
+        maps = neighbour_maps(self.run.asker.target[self.members], control.offsets)
         folds = fold_bounds(self.count, self.layout.rows)
         step = max(1, CONTROL_CHUNK // masked[0].numel())
         parts = []

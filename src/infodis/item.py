@@ -94,10 +94,15 @@ class Item:
     def length(self) -> int:
         return self.tokens.numel()
 
+    @property
+    def complete(self) -> bool:
+        """Whether every position is in one of the sets."""
+        return self.target.numel() + self.context.numel() == self.tokens.numel()
+
     @functools.cached_property
     def hidden(self) -> Bool[Tensor, " length"]:
         """True at the positions that are masked in every row: those in neither set."""
-        if self.target.numel() + self.context.numel() == self.length:
+        if self.complete:
             return torch.zeros(self.length, dtype=torch.bool)
         hidden = torch.ones(self.length, dtype=torch.bool)
         hidden[self.target] = False
@@ -107,7 +112,7 @@ class Item:
     @functools.cached_property
     def clean(self) -> Int[Tensor, " length"]:
         """The tokens with a harmless 0 where they do not matter."""
-        if self.target.numel() + self.context.numel() == self.length:
+        if self.complete:
             return self.tokens
         return torch.where(self.hidden, 0, self.tokens)
 
@@ -119,8 +124,7 @@ class Item:
 
     def check_vocabulary(self, *, vocab_size: int, mask_token: int) -> None:
         """Raise `InputError` if a token that matters is the mask token or no token of the vocabulary."""
-        tokens = self.clean.numpy()
-        if tokens.min() >= 0 and tokens.max() < vocab_size and not (tokens == mask_token).any():
+        if all_known(self.clean, vocab_size=vocab_size, mask_token=mask_token):
             return
         used = ~self.hidden
         masks = used & (self.tokens == mask_token)
@@ -136,3 +140,9 @@ class Item:
                 f"Tokens must lie in 0..{vocab_size - 1}, got {int(self.tokens[at])} at position {at}. "
                 "Was the text encoded with this model's tokenizer?"
             )
+
+
+def all_known(tokens: Int[Tensor, " tokens"], *, vocab_size: int, mask_token: int) -> bool:
+    """Whether every token is of the vocabulary and none is the mask token."""
+    numbers = tokens.numpy()  # a third of the time of tensors
+    return bool(numbers.min() >= 0 and numbers.max() < vocab_size and not (numbers == mask_token).any())

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from infodis import adapters
@@ -99,11 +99,11 @@ class Model(RowPredictor):
         """
         prompt = self._chat(prompt) if chat else prompt
         found = self.tokenizer.read(text, prompt=prompt, special=not chat)  # a template brings its own special tokens
-        tokens, target = torch.from_numpy(found.tokens), torch.from_numpy(found.target)
+        tokens, target = found.tokens, found.target
         begin = self.opened.begin_token
         if begin is not None and bool((target < self.network.unpredictable).any()):
-            tokens, target = torch.cat([torch.tensor([begin]), tokens]), target + 1
-        return Row(tokens, target, _others(target, len(tokens)))
+            tokens, target = np.concatenate([[begin], tokens]), target + 1
+        return Row(*map(torch.from_numpy, (tokens, target, _others(target, len(tokens)))))
 
     def around(self) -> tuple[list[int], list[int]]:
         """The special tokens that a text is read with: before it, and behind it."""
@@ -198,11 +198,11 @@ def _gpu_budget(network: Network, device: torch.device, limit: int | None) -> in
     return max(PROBE_TOKENS, min(MOST_TOKENS, int(PROBE_TOKENS * 2 / 3 * free / max(1, taken))))
 
 
-def _others(target: Tensor, length: int) -> Tensor:
+def _others(target: Int[np.ndarray, " target"], length: int) -> Int[np.ndarray, " others"]:
     """The positions that are not in the target, which seldom has gaps."""
-    if len(target) and int(target[-1]) - int(target[0]) + 1 == len(target):
-        return torch.cat([torch.arange(int(target[0])), torch.arange(int(target[-1]) + 1, length)])
-    return torch.from_numpy(np.delete(np.arange(length), target.numpy()))
+    if len(target) and target[-1] - target[0] + 1 == len(target):
+        return np.concatenate([np.arange(target[0]), np.arange(target[-1] + 1, length)])
+    return np.delete(np.arange(length), target)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -47,9 +47,11 @@ class Asker:
 
     @staticmethod
     def of(predictor: Predictor, items: list[Item]) -> "Asker":
-        tokens, target, hidden = (
-            torch.stack([getattr(item, name) for item in items]) for name in ("clean", "target", "hidden")
-        )
+        tokens = torch.stack([item.clean for item in items])
+        target = torch.stack([item.target for item in items])
+        hidden = torch.zeros(tokens.shape, dtype=torch.bool)
+        if not all(item.complete for item in items):
+            hidden = torch.stack([item.hidden for item in items])
         return Asker(predictor, tokens, target, hidden)
 
     def subset(self, items: Int[Tensor, " some"]) -> "Asker":

@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.batching import Batching, run
-from infodis.control import Control, Neighbours, neighbour_map, predict
+from infodis.control import Control, Neighbours, neighbour_maps, predict
 from infodis.design import (
     Auto,
     Enumerate,
@@ -394,7 +394,7 @@ class Runner:
         terms = (weight * surprisal)[past:]
         if control is not None and not self.race.design.telescoping and past:
             rows = (part.T.contiguous().unsqueeze(0) for part in (masked, weight, surprisal))
-            maps = neighbour_map(self.item.target, control.offsets).unsqueeze(0)
+            maps = neighbour_maps(self.item.target.unsqueeze(0), control.offsets)
             found = predict(control, *rows, folds=[(0, past), (past, end)], maps=maps)
             prediction, mean = (part[0].T[past:] for part in found)
             terms = terms - weight[past:] * prediction + mean / self.rows

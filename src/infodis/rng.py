@@ -6,6 +6,7 @@ sequences, on the number of workers or on a restart. Streams live on the CPU: th
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float64
@@ -32,6 +33,15 @@ def stream(seed: int, *path: Name) -> torch.Generator:
 def uniforms(*shape: int, generator: torch.Generator) -> Float64[Tensor, "..."]:
     """Independent numbers, uniform on [0, 1), with 53 random bits each (ties among them never happen in practice)."""
     return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
+def uniforms_of(seed: int, paths: Sequence[tuple[Name, ...]], *shape: int) -> Float64[Tensor, "..."]:
+    """What `uniforms` draws from `stream(seed, *path)`, for many paths: a generator that is seeded anew for each."""
+    generator = torch.Generator()
+    found = torch.empty(len(paths), *shape, dtype=torch.float64)
+    for numbers, path in zip(found, paths, strict=True):
+        numbers.uniform_(generator=generator.manual_seed(key(seed, *path)))
+    return found
 
 
 def seed_global(seed: int, *path: Name) -> None:

@@ -111,11 +111,11 @@ class Reading:
             row = model.read(text.value, prompt=prompt.value, chat=self.chat)
         except InputError as error:
             raise _fault(model, prompt, text) or error from None
-        if not len(row.target):
+        if not row.target.numel():
             raise Refused(text.field, "It has no tokens: there is nothing to score.")
         found = self._checked(model, Item(row.tokens, row.target, row.context), prompt, text)
-        whole = len(found.item.target) == len(row.target)
-        return dataclasses.replace(found, bytes=size if whole else None)
+        whole = found.item.target.numel() == row.target.numel()
+        return Scored(found.item, size if whole else None, found.truncated)
 
     def _checked(self, model: Model, item: Item, prompt: Part, text: Part) -> Scored:
         """Cut if need be; then every token that counts must be one that the model knows and says something about."""
