@@ -433,12 +433,13 @@ class Auto(MaskDesign):
     `Orders` is exact when the conditionals of a predictor agree with each other, and poor when they do not. The pilot
     measures how much they disagree by commutators [eq:commutator]: revealing a then b, or b then a, must give the same
     sum of surprisals. Its rows are **stars**, a mask and three masks with one position less, which hold three
-    commutators each; the first star has everything masked. `Orders` is taken if the variance that the commutators
-    predict for it is below what `Tiled` typically has [eq:auto].
+    commutators each. The three are neighbours, and about half of the target is masked: that is where the conditionals
+    of networks disagree. `Orders` is taken if the variance that the commutators predict for it is below what `Tiled`
+    typically has [eq:auto].
 
     The pilot's masks are fixed, not drawn, and its rows do not enter the estimate: looking at them cannot bias it. They
     count towards the budget. Only where that leaves `Orders` less than two orders, the pilot comes on top, by at most
-    three rows.
+    four rows.
     """
 
     tiled: Tiled = Tiled()
@@ -464,7 +465,7 @@ class Auto(MaskDesign):
         smallest = self.orders.smallest(length)
         if length < STAR or rows < smallest or isinstance(self._blind(length, rows), Enumerate):
             return torch.zeros(0, length, dtype=torch.bool)
-        spare = min(int(self.share * rows), rows - smallest + 1)
+        spare = min(int(self.share * rows), rows - smallest)
         return _stars(length, max(1, spare // STAR))
 
     def settle(self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple[MaskDesign, int]:
@@ -473,11 +474,11 @@ class Auto(MaskDesign):
             return self._blind(length, rows), rows
         base = _stars(length, spent // STAR).unflatten(0, (-1, STAR))[:, 0]
         stars = surprisal.unflatten(0, (-1, STAR))
-        left = max(rows - spent + 1, self.orders.smallest(length))  # Orders uses the fully masked row again
+        left = max(rows - spent, self.orders.smallest(length))
         predicted = (
             0.75 * length * _commutators(base, stars).square().mean() / self.orders.layout(length, left).replicates
         )
-        typical = 2 * length / rows * _spread(base, stars[:, 0])
+        typical = length / rows * _spread(base, stars[:, 0])
         if bool(predicted < typical):  # an inf or NaN among the surprisals compares false: Tiled reports it
             return self.orders, left
         return self.tiled, max(rows - spent, 2)
@@ -485,12 +486,15 @@ class Auto(MaskDesign):
 
 @functools.lru_cache(maxsize=64)
 def _stars(length: int, count: int) -> Bool[Tensor, "rows length"]:
-    """Fixed masks for a pilot: for sizes from all down to a few, a mask and three masks with one position revealed."""
-    turn = _rank(uniforms(count, length, generator=stream(0, "pilot", length)))
-    sizes = torch.linspace(length, max(STAR, length // 4), count).round().long()
-    base = turn < sizes.unsqueeze(-1)
-    revealed = turn.unsqueeze(1) == torch.arange(STAR - 1).unsqueeze(-1)
-    return torch.cat([base.unsqueeze(1), base.unsqueeze(1) & ~revealed], dim=1).flatten(0, 1)
+    """Fixed masks for a pilot: of sizes around a half, a mask and three masks with one of three neighbours revealed."""
+    place = (torch.arange(count) + 0.5) / count
+    keys = uniforms(count, length, generator=stream(0, "pilot", length))
+    neighbours = (place * (length - STAR + 2)).long().unsqueeze(-1) + torch.arange(STAR - 1)
+    turn = _rank(keys.scatter(1, neighbours, -1.0))
+    sizes = ((0.75 - 0.5 * place) * length).round().long().clamp(min=STAR)
+    base = (turn < sizes.unsqueeze(-1)).unsqueeze(1)
+    revealed = neighbours.unsqueeze(-1) == torch.arange(length)
+    return torch.cat([base, base & ~revealed], dim=1).flatten(0, 1)
 
 
 def _commutators(base: Tensor, stars: Float64[Tensor, "stars four length"]) -> Float64[Tensor, "stars three"]:

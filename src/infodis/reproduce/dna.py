@@ -235,10 +235,9 @@ class DnaConditional:
         small = ModelConfig(length=self.LENGTH, width=128, blocks=2, heads=8)
         full = ModelConfig(length=self.LENGTH, size="tiny")
         rows = 5_000_000 // self.LENGTH
-        stages = (_steps(3_000, 256, 1.5e-3, flat=0.25, left=0.3), _steps(3_000, 256, 1e-3, flat=0.5))
         return bench.pick(
             Recipe(ModelConfig(length=32, width=32, blocks=1, heads=8), (_steps(20, 32, 3e-3),), 1_000, True),
-            Recipe(small, stages, rows, True),
+            Recipe(small, (_steps(8_000, 256, 3e-3, flat=0.5),), rows, True),
             Recipe(full, (_steps(80_000, 1_024, 6e-4),), rows),
         )
 

@@ -22,11 +22,9 @@ from infodis.nets.radd import Block
 from infodis.nets.transformer import rotation
 from infodis.rng import stream
 
-SHARPNESS = 6.0
+SHARPNESS = 60.0
 """How many nats, roughly, the wanted distance is ahead of those beside it."""
-CONTENT = 0.3
-"""What is left of the random part of queries and keys."""
-VALUES, FEED = 6.0, 4.0
+VALUES, FEED = 1.5, 2.0
 """How much larger than usual the weights of attention's values and of feed-forward layers are."""
 
 
@@ -65,4 +63,4 @@ def _look_around(block: Block, heads: int) -> None:
         turned = torch.cat([cosine[distance], sign * sine[distance]])
         still = torch.cat([torch.ones_like(cosine[distance]), torch.zeros_like(sine[distance])])
         for weights, wanted in ((queries, turned), (keys, still)):
-            weights[head] = CONTENT * weights[head] + scale * wanted.unsqueeze(-1)
+            weights[head] = scale * wanted.unsqueeze(-1)
