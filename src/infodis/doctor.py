@@ -31,6 +31,8 @@ LONGEST = 64
 """Tokens of a row that is looked at."""
 SURE = 4.0
 """Standard errors: a false alarm in 30,000."""
+AT_ONCE = 2**24
+"""Logits of rows that are looked at together."""
 
 SENTENCES = (
     "The capital of France is the city of Paris, and the capital of Italy is the city of Rome.",
@@ -228,12 +230,14 @@ def _at_offsets(patient: Patient, row: Int[Tensor, " length"], mask: int) -> Flo
     """For single hidden tokens: -log p of each, read one position before, at its own, and one after."""
     inside = patient.inside(row)
     places = torch.arange(max(1, inside.start), min(len(row) - 1, inside.stop))
-    hidden = torch.nn.functional.one_hot(places, len(row)).bool()
+    around = places.unsqueeze(-1) + torch.arange(-1, 2)
     found = []
-    for place, tokens in zip(places.tolist(), torch.where(hidden, mask, row).split(1), strict=True):
-        answer = patient.predictor.log_conditionals(tokens)[0, place - 1 : place + 2, row[place]]
-        found.append(-answer.to("cpu", torch.float64))
-    return torch.stack(found).clamp(max=50.0)
+    for some in torch.arange(len(places)).split(max(1, AT_ONCE // (len(row) * patient.predictor.vocab_size))):
+        hidden = torch.nn.functional.one_hot(places[some], len(row)).bool()
+        answer = patient.predictor.log_conditionals(torch.where(hidden, mask, row))
+        each = torch.arange(len(some)).unsqueeze(-1)
+        found.append(-answer[each, around[some], row[places[some]].unsqueeze(-1)].to("cpu", torch.float64))
+    return torch.cat(found).clamp(max=50.0)
 
 
 def _standard_error(values: Float64[Tensor, " values"]) -> float:

@@ -100,7 +100,10 @@ class Measured:
     error: float
 
     def __str__(self) -> str:
-        return f"{self.value:.3g} ± {self.error:.1g}"
+        if not 1e-4 < self.error < math.inf:
+            return f"{self.value:.3g} ± {self.error:.2g}"
+        decimals = max(0, 1 - math.floor(math.log10(self.error)))  # two digits of the error
+        return f"{self.value:.{decimals}f} ± {self.error:.{decimals}f}"
 
     @property
     def point(self) -> tuple[float, float, float]:
