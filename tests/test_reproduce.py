@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -168,13 +169,27 @@ class Trivial:
 
 def test_a_document_holds_claims_tables_and_commands(tmp_path: Path) -> None:
     one, bench = Trivial(), Bench(tmp_path / "run")
-    write_document([(one, one.run(bench), bench)], tmp_path / "all.md", command="infodis reproduce trivial")
+    write_document([(one, one.run(bench), bench)], tmp_path / "all.md", order=["trivial"])
     text = (tmp_path / "all.md").read_text()
     assert "| One is one. | It is. | ✓ holds |" in text
     assert "`infodis reproduce trivial` (laptop, seed 0)" in text
     assert r"| a \| b | c |" in text
     write_all([(one, one.run(bench), bench)], tmp_path / "all.html")
     assert "One is one." in (tmp_path / "all.html").read_text()
+
+
+def test_a_document_keeps_what_others_wrote_and_refuses_other_files(tmp_path: Path) -> None:
+    class Second(Trivial):
+        name, title = "second", "Another one"
+
+    path, bench = tmp_path / "all.md", Bench(tmp_path / "run")
+    for one in (Second(), Trivial(), Second()):
+        write_document([(one, one.run(bench), bench)], path, order=["trivial", "second"])
+    assert re.findall("^## .*", path.read_text(), re.MULTILINE) == ["## A trivial experiment", "## Another one"]
+    path.write_text("# Notes of mine\n")
+    with pytest.raises(InputError, match="written by something else"):
+        write_document([(one, one.run(bench), bench)], path, order=["second"])
+    assert path.read_text() == "# Notes of mine\n"
 
 
 def test_bars_in_cells_are_escaped() -> None:

@@ -39,7 +39,10 @@ def reproduce(
         Path("out/reproduce")
     ),
     document: Annotated[
-        Path | None, typer.Option(help="A Markdown file with everything, its figures in images/reproduction beside it.")
+        Path | None,
+        typer.Option(
+            help="A Markdown file to write to, or to bring up to date; figures go to images/reproduction beside it."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of data, training and masks.")] = 0,
     device: Device = "cpu",
@@ -58,11 +61,14 @@ def reproduce(
     """
     from infodis.reproduce.catalog import experiments_named
     from infodis.reproduce.experiment import Bench
+    from infodis.reproduce.writing import sections_of
 
     if full and smoke:
         raise InputError("--full and --smoke are two sizes; choose one.")
-    if document is not None and not document.parent.is_dir():
-        raise InputError(f"There is no directory {document.parent} to write {document.name} to. Make it first.")
+    if document is not None:
+        if not document.parent.is_dir():
+            raise InputError(f"There is no directory {document.parent} to write {document.name} to. Make it first.")
+        sections_of(document)  # a file that is something else is told before the work
     chosen = experiments_named(name)
     size: Size = "full" if full else "smoke" if smoke else "laptop"
     done, failed = [], []
@@ -106,14 +112,14 @@ def _show(experiment: "Experiment", outcome: "Outcome", bench: "Bench") -> None:
 def _write_together(
     done: "list[tuple[Experiment, Outcome, Bench]]", directory: Path, document: Path | None, *, name: str
 ) -> None:
-    from infodis.reproduce.catalog import ALL
+    from infodis.reproduce.catalog import ALL, EXPERIMENTS
     from infodis.reproduce.writing import write_all, write_document
 
     if name == ALL and done:
         write_all(done, directory / "report.html")
         console.print(f"Everything: {directory / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     if document is not None and done:
-        write_document(done, document, command=f"infodis reproduce {name}")
+        write_document(done, document, order=[one.name for one in EXPERIMENTS])
         console.print(f"Document: {document}", markup=False, highlight=False, soft_wrap=True)
 
 

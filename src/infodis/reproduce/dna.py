@@ -232,12 +232,12 @@ class DnaConditional:
     PROMPT, LENGTH = 16, 32
 
     def recipe(self, bench: Bench) -> Recipe:
-        small = ModelConfig(length=self.LENGTH, width=128, blocks=2, heads=8)
+        small = ModelConfig(length=self.LENGTH, width=96, blocks=2, heads=8)
         full = ModelConfig(length=self.LENGTH, size="tiny")
         rows = 5_000_000 // self.LENGTH
         return bench.pick(
             Recipe(ModelConfig(length=32, width=32, blocks=1, heads=8), (_steps(20, 32, 3e-3),), 1_000, True),
-            Recipe(small, (_steps(8_000, 256, 3e-3, flat=0.5),), rows, True),
+            Recipe(small, (_steps(6_500, 256, 4e-3, flat=0.375),), rows, True),
             Recipe(full, (_steps(80_000, 1_024, 6e-4),), rows),
         )
 

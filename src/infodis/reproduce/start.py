@@ -3,7 +3,8 @@
 In a Markov chain of high order no single neighbour says much; only several together do. A network with the usual small
 random weights attends to all positions alike, sees none of this, and stays with the frequencies of single letters for
 tens of thousands of steps. Here the heads of the first block begin at fixed distances, one for each neighbour, and
-weights are large enough that combinations of them matter from the first step. All of it is trained afterwards.
+weights are large enough that combinations of them matter from the first step. Units of feed-forward layers begin with a
+threshold, so that each answers to a few combinations only. All of it is trained afterwards.
 """
 
 import itertools
@@ -26,6 +27,8 @@ SHARPNESS = 60.0
 """How many nats, roughly, the wanted distance is ahead of those beside it."""
 VALUES, FEED = 1.5, 2.0
 """How much larger than usual the weights of attention's values and of feed-forward layers are."""
+THRESHOLD = 1.5
+"""Of feed-forward units, in standard deviations of what they are given."""
 
 
 def neighbourly(spec: Spec, directory: Path, *, seed: int) -> None:
@@ -44,8 +47,10 @@ def _enlarge(block: Block) -> None:
     width = block.attn_out.weight.shape[0]
     block.attn_qkv.weight[2 * width :] *= VALUES
     block.attn_out.weight *= VALUES
-    for layer in (block.mlp[0], block.mlp[2]):
-        cast(nn.Linear, layer).weight *= FEED
+    first, last = cast(nn.Linear, block.mlp[0]), cast(nn.Linear, block.mlp[2])
+    for layer in (first, last):
+        layer.weight *= FEED
+    first.bias.copy_(-THRESHOLD * first.weight.norm(dim=1))
 
 
 def _look_around(block: Block, heads: int) -> None:

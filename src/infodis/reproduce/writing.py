@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infodis import __version__
+from infodis.errors import InputError
 from infodis.files import atomic_text
 from infodis.report import drawing, figures
 from infodis.report.page import cell, write
@@ -85,19 +87,32 @@ def write_all(done: Sequence[Done], path: Path) -> None:
     write(page, path)
 
 
-def write_document(done: Sequence[Done], path: Path, *, command: str) -> None:
-    """All outcomes in Markdown, with figures in images/reproduction beside it."""
-    parts = [
-        "# The paper, reproduced",
-        f"Written by `{command} --document FILE` from the runs it describes; no number in it was typed by hand.",
-        *(_section(*one) for one in done),
-    ]
+def write_document(done: Sequence[Done], path: Path, *, order: Sequence[str]) -> None:
+    """Outcomes in Markdown, with figures in images/reproduction beside it; sections of other experiments stay."""
+    sections = {**sections_of(path), **{one[0].name: _section(*one) for one in done}}
     images = path.parent / "images" / "reproduction"
     images.mkdir(parents=True, exist_ok=True)
     for experiment, outcome, _ in done:
         for figure in outcome.figures:
             atomic_text(images / f"{experiment.name}-{figure.name}.svg", drawing.svg(figure))
-    atomic_text(path, "\n\n".join(parts) + "\n")
+    ordered = (_MARK.format(name) + sections[name] for name in order if name in sections)
+    atomic_text(path, "\n\n".join([_HEAD, *ordered]) + "\n")
+
+
+_HEAD = """# The paper, reproduced
+
+Written by `infodis reproduce NAME --document FILE`, every section from its own run. No number was typed by hand."""
+_MARK = "<!-- experiment: {} -->\n\n"
+
+
+def sections_of(path: Path) -> dict[str, str]:
+    """What a document holds so far, by experiment; raises `InputError` if the file is no such document."""
+    if not path.exists():
+        return {}
+    head, *parts = re.split(_MARK.format("(.*?)"), path.read_text(encoding="utf-8"))
+    if head.strip() != _HEAD:
+        raise InputError(f"{path} was written by something else. Name a new file, or one of an earlier --document.")
+    return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _section(experiment: Experiment, outcome: Outcome, bench: Bench) -> str:
