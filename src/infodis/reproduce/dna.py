@@ -183,11 +183,11 @@ class DnaUnconditional:
     paper = "Figure 2(a) and its appendix"
 
     def recipe(self, bench: Bench) -> Recipe:
-        small = ModelConfig(length=8, width=96, blocks=2, heads=8, positions=True)
+        small = ModelConfig(length=8, width=64, blocks=2, heads=8, positions=True)
         full = ModelConfig(length=8, size="tiny", positions=True)
         return bench.pick(
             Recipe(ModelConfig(length=8, width=32, blocks=1, heads=4, positions=True), (_steps(40, 64, 3e-3),), 2_000),
-            Recipe(small, (_steps(3_000, 512, 2e-3),), 1_000_000, True),
+            Recipe(small, (_steps(15_000, 256, 6e-3),), 1_000_000, True),
             Recipe(full, (_steps(70_000, 512, 3e-4),), 1_000_000),
         )
 
@@ -292,11 +292,16 @@ def _steps(steps: int, batch: int, rate: float, *, flat: float | None = None, le
 
 
 def _about(recipe: Recipe, data: str) -> str:
-    shape, steps = recipe.model.shape, sum(stage.steps for stage in recipe.stages)
-    begun = " It begins with heads that look at neighbours." if recipe.neighbourly else ""
+    shape, first, steps = recipe.model.shape, recipe.stages[0], sum(stage.steps for stage in recipe.stages)
+    begun = ""
+    if recipe.neighbourly:
+        begun = (
+            " To be done on two cores it begins with heads that look at neighbours and with thresholds in its "
+            "feed-forward layers, and learns faster; the paper's own training is that of --full."
+        )
     return (
-        f"RADD of {shape.blocks} blocks of width {shape.width}, trained for {steps:,} steps of "
-        f"{recipe.stages[0].batch} with AdamW on {recipe.sequences:,} sequences {data}.{begun}"
+        f"RADD of {shape.blocks} blocks of width {shape.width}, trained for {steps:,} steps of {first.batch} with "
+        f"AdamW at {first.learning_rate:g} ({first.loss}) on {recipe.sequences:,} sequences {data}.{begun}"
     )
 
 
