@@ -112,9 +112,9 @@ def trained(bench: Bench, oracle: Oracle, recipe: Recipe) -> Model:
         spec = Spec("radd", tokenizer.vocab_size, recipe.model.shape, recipe.model.length, tokenizer=tokenizer)
         neighbourly(spec, bench.directory / start, seed=bench.seed)
     data = DataConfig("train.npy", "valid.npy", "dna", aligned=True)
-    run = RunConfig(bench.seed, bench.device, validate_every=1000, valid_evaluations=16, checkpoint_every=250)
     for number, optim in enumerate(recipe.stages, 1):
-        name = f"stage-{number}"
+        name = f"stage-{number}"  # validated at its end only: a chance best of before would be taken for it
+        run = RunConfig(bench.seed, bench.device, validate_every=optim.steps, checkpoint_every=250)
         bench.trained(name, Config(dataclasses.replace(recipe.model, start=start), data, optim, run))
         start = name
     return load(bench.directory / name, device=bench.device)
