@@ -186,6 +186,11 @@ def test_a_document_keeps_what_others_wrote_and_refuses_other_files(tmp_path: Pa
     for one in (Second(), Trivial(), Second()):
         write_document([(one, one.run(bench), bench)], path, order=["trivial", "second"])
     assert re.findall("^## .*", path.read_text(), re.MULTILINE) == ["## A trivial experiment", "## Another one"]
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="written by something else"):
+        write_document([(one, one.run(bench), bench)], path, order=["second"])
+    with pytest.raises(InputError, match="is a directory"):
+        write_document([(one, one.run(bench), bench)], tmp_path, order=["second"])
     path.write_text("# Notes of mine\n")
     with pytest.raises(InputError, match="written by something else"):
         write_document([(one, one.run(bench), bench)], path, order=["second"])

@@ -1,16 +1,16 @@
 """`infodis reproduce`: experiments of the paper, each by its name."""
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from infodis.cli.models import Device
+from infodis.cli.progress import Watching
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InputError
 
@@ -123,29 +123,18 @@ def _write_together(
         console.print(f"Document: {document}", markup=False, highlight=False, soft_wrap=True)
 
 
-class _Watching:
-    """Progress on standard error: a bar on a terminal, a line now and then elsewhere."""
+class _Watching(Watching):
+    """What is being done, and how much of it."""
 
     def __init__(self) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=progress_console, transient=True)
-        self._task = self._bar.add_task("", total=None)
-        self._told = time.monotonic()
-
-    def __enter__(self) -> "_Watching":
-        if progress_console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        if progress_console.is_terminal:
-            self._bar.stop()
+        super().__init__(*columns, every=LOG_SECONDS)
+        self._task = self.bar.add_task("", total=None)
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if progress_console.is_terminal:
-            if self._bar.tasks[0].description.split(":")[0] != what.split(":")[0]:
-                self._bar.reset(self._task)
-            self._bar.update(self._task, completed=done, total=total, description=escape(what))
-        elif time.monotonic() - self._told >= LOG_SECONDS:
-            self._told = time.monotonic()
-            progress_console.print(f"{what}: {done:,} of {total:,}", markup=False, highlight=False, soft_wrap=True)
+        if not progress_console.is_terminal:
+            self.now_and_then(f"{what}: {done:,} of {total:,}")
+            return
+        if self.bar.tasks[0].description.split(":")[0] != what.split(":")[0]:
+            self.bar.reset(self._task)
+        self.bar.update(self._task, completed=done, total=total, description=escape(what))

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from infodis import __version__
 from infodis.cli.options import RunOptions
+from infodis.cli.progress import Watching
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InputError
 
@@ -117,7 +118,7 @@ def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[st
         strict=options.strict,
     )
     try:
-        with Watching() as watch:
+        with RowsWatching() as watch:
             return run(plan, watch)
     except KeyboardInterrupt:
         kept = "" if options.out is None else " What was finished is kept: the same command goes on from there."
@@ -205,35 +206,23 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} seconds"
 
 
-class Watching:
-    """Progress on standard error: a bar on a terminal, a line now and then elsewhere."""
+class RowsWatching(Watching):
+    """Rows that are done, and how fast."""
 
     def __init__(self) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows, {task.fields[rates]}"))
-        self._bar = Progress(*columns, console=progress_console, transient=True)
+        super().__init__(*columns, every=LOG_SECONDS)
         self._task: Any = None
-        self._begin = self._told = time.monotonic()
-
-    def __enter__(self) -> "Watching":
-        if progress_console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        if progress_console.is_terminal:
-            self._bar.stop()
+        self._begin = time.monotonic()
 
     def __call__(self, state: "State") -> None:
-        now = time.monotonic()
-        text = _rates(state, now - self._begin)
-        if progress_console.is_terminal:
-            if self._task is None:
-                self._task = self._bar.add_task("", total=state.rows, completed=state.before, rates="")
-            self._bar.update(self._task, completed=state.done, rates=text)
-        elif now - self._told >= LOG_SECONDS:
-            self._told = now
-            told = f"{state.done:,} of {state.rows:,} rows, {text}"
-            progress_console.print(told, highlight=False, soft_wrap=True)
+        text = _rates(state, time.monotonic() - self._begin)
+        if not progress_console.is_terminal:
+            self.now_and_then(f"{state.done:,} of {state.rows:,} rows, {text}")
+            return
+        if self._task is None:
+            self._task = self.bar.add_task("", total=state.rows, completed=state.before, rates="")
+        self.bar.update(self._task, completed=state.done, rates=text)
 
 
 def _rates(state: "State", seconds: float) -> str:

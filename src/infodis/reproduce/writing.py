@@ -107,9 +107,11 @@ _MARK = "<!-- experiment: {} -->\n\n"
 
 def sections_of(path: Path) -> dict[str, str]:
     """What a document holds so far, by experiment; raises `InputError` if the file is no such document."""
-    if not path.exists():
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; a document is a file. Name one in it.")
+    if not path.exists() or not path.stat().st_size:
         return {}
-    head, *parts = re.split(_MARK.format("(.*?)"), path.read_text(encoding="utf-8"))
+    head, *parts = re.split(_MARK.format("(.*?)"), path.read_text(encoding="utf-8", errors="replace"))
     if head.strip() != _HEAD:
         raise InputError(f"{path} was written by something else. Name a new file, or one of an earlier --document.")
     return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
