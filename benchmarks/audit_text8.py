@@ -9,7 +9,7 @@ the model has not seen. The others, all in the letters of text8:
     elsewhere    responses of other windows after the prompt
     gpt          GPT-4's continuations of news, stories and abstracts (human_vs_llm_180.jsonl in DIR)
     human        the human continuations of the same prompts
-    chinese      Chinese prose, transliterated (zh_hongloumeng_200k.txt in DIR; needs `pip install unidecode`)
+    chinese      Chinese prose, transliterated (zh_hongloumeng_200k.txt in DIR; needs `pip install anyascii`)
 
 and, as a pair, gpt against human after the same prompts. Groups whose file is missing are left out. Every group is
 examined once; records in --out are used again, so that an interrupted run goes on. Each audit leaves a report there.
@@ -37,17 +37,16 @@ from infodis.engine.run import Plan, run
 from infodis.estimate import Request
 from infodis.inputs import Reading, cut
 from infodis.reproduce.groups import (
-    PAIRS,
     Cut,
     Row,
     Shape,
     continued,
     elsewhere,
-    pairs_of,
     shuffled,
     transliterated,
     windows,
 )
+from infodis.reproduce.material import CHINESE, PAIRS
 from infodis.rng import stream
 
 SHAPE = Shape(128, 128)
@@ -59,12 +58,12 @@ def groups(data: Path | None, count: int) -> Iterator[tuple[str, list[Row]]]:
     yield "text8", held
     yield "shuffled", list(shuffled(held))
     yield "elsewhere", list(elsewhere(held))
-    if data is not None and (path := data / PAIRS).exists():
-        pairs = pairs_of(path)
+    if data is not None and (path := data / PAIRS.file).exists():
+        pairs = PAIRS.read(path)
         yield "human", list(continued(pairs, "y_human", Cut(SHAPE)))[:count]
         yield "gpt", list(continued(pairs, "y_llm", Cut(SHAPE)))[:count]
-    if data is not None and (prose := data / "zh_hongloumeng_200k.txt").exists():
-        letters = transliterated(prose.read_text(encoding="utf-8"))
+    if data is not None and (prose := data / CHINESE.file).exists():
+        letters = transliterated(CHINESE.read(prose))
         if letters is not None:
             yield "chinese", windows(letters, count, SHAPE)
 

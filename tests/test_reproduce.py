@@ -67,13 +67,6 @@ def test_work_under_other_settings_is_refused_not_overwritten(tmp_path: Path) ->
     assert Bench(tmp_path).keep("one", {"rows": 8}, lambda: 3) == 1
 
 
-def test_a_missing_file_is_named_with_where_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"words.txt is needed and not in .*Ask a friend\. .*--data"):
-        Bench(tmp_path, data=tmp_path).file("words.txt", where="Ask a friend.")
-    (tmp_path / "words.txt").write_text("here")
-    assert Bench(tmp_path, data=tmp_path).file("words.txt", where="").read_text() == "here"
-
-
 # Section 3.
 
 
@@ -225,7 +218,7 @@ def test_the_command_writes_numbers_figures_and_a_page_and_answers_again(tmp_pat
         (["nothing"], "no experiment 'nothing'"),
         (["theory", "--full", "--smoke"], "choose one"),
         (["theory", "--smoke", "--document", "no/such/place.md"], "no directory"),
-        (["ood-text8", "--data", "no-such-directory"], "text8_valid_500k.txt.gz is needed"),
+        (["ood-text8", "--data", "no-such-directory"], "There is no no-such-directory"),
     ],
 )
 def test_mistakes_are_told_before_any_work(words: list[str], told: str, tmp_path: Path) -> None:

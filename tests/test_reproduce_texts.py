@@ -1,6 +1,7 @@
 """Experiments on texts: groups cut as they should be, comparisons against known answers, verdicts both ways, runs."""
 
 import dataclasses
+import gzip
 import importlib.util
 import itertools
 import json
@@ -114,13 +115,14 @@ def test_thinned_is_evenly_spread():
     assert thinned(rows, 99) == rows
 
 
-def test_chinese_is_left_out_without_unidecode(monkeypatch, tmp_path):
-    (tmp_path / audit_llada.CHINESE).write_text("红楼梦 " * 500, encoding="utf-8")
+def test_chinese_is_left_out_without_transliteration(monkeypatch, tmp_path):
+    (tmp_path / audit_llada.CHINESE.file).write_text("红楼梦 " * 500, encoding="utf-8")
     bench = Bench(tmp_path, data=tmp_path)
-    monkeypatch.setitem(sys.modules, "unidecode", None)
+    assert transliterated("红楼梦。Tea") == "hong lou meng tea"
+    monkeypatch.setitem(sys.modules, "anyascii", None)
     assert transliterated("红楼梦") is None
     assert audit_llada._chinese(bench, Cut(SHAPE), 3, letters=True) == []
-    assert "unidecode" in audit_llada._in_chinese([]).found
+    assert "infodis[reproduce]" in audit_llada._in_chinese([]).found
 
 
 # Comparisons
@@ -256,43 +258,24 @@ def test_a_language_model_counts_before_the_model_itself():
 @pytest.mark.parametrize("experiment", [OodText8(), AuditLlada()], ids=lambda one: one.name)
 def test_missing_data_and_packages_are_named(experiment, monkeypatch, tmp_path):
     assert isinstance(experiment, Experiment)
-    with pytest.raises(InputError, match=r"(text8_valid_500k.txt.gz|human_vs_llm_180.jsonl) is needed"):
+    (tmp_path / ood.HELD_OUT.file).write_bytes(gzip.compress(b"some text"))
+    with pytest.raises(InputError, match=r"human_vs_llm_180.jsonl is needed"):
         experiment.run(Bench(tmp_path / "out", data=tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'infodis\[audit\]'"):
         experiment.run(Bench(tmp_path / "out", size="smoke"))
 
 
-def test_wikitext_from_a_file_or_by_name_or_not_at_all(monkeypatch, tmp_path):
-    def fetched(name):
-        class Library:
-            load_dataset = staticmethod(lambda *names, split: {"text": ["from ", "afar"]})
-
-        return Library
-
-    def offline(name):
-        raise ConnectionError("no route")
-
-    bench = Bench(tmp_path, data=tmp_path)
-    monkeypatch.setattr(audit_llada.importlib, "import_module", fetched)
-    assert audit_llada.wikitext(bench) == "from afar"
-    monkeypatch.setattr(audit_llada.importlib, "import_module", offline)
-    with pytest.raises(InputError, match=r"wiki.train.raw is needed .*Salesforce/wikitext.* no route"):
-        audit_llada.wikitext(bench)
-    (tmp_path / audit_llada.WIKITEXT).write_text("at home")
-    assert audit_llada.wikitext(bench) == "at home"
-
-
 def test_models_that_know_more_than_letters_get_texts_as_they_are(tmp_path):
     pairs = {"id": "0", "x": ENCYCLOPEDIA[:99].strip(), "y_human": LETTERS[0], "y_llm": LETTERS[1]}
     for name in (audit_llada.WIKITEXT, audit_llada.CHINESE):
-        (tmp_path / name).write_text(ENCYCLOPEDIA, encoding="utf-8")
+        (tmp_path / name.file).write_text(ENCYCLOPEDIA, encoding="utf-8")
     small = load("text8-tiny")
     known = Characters("".join(sorted({*ENCYCLOPEDIA, *"".join(LETTERS)})))
     model = dataclasses.replace(small, opened=dataclasses.replace(small.opened, tokenizer=known))
     bench = Bench(tmp_path, size="full", data=tmp_path)
     assert [one.name for one in audit_llada.datasets(bench, model, 5)] == ["wikitext", "chinese"]
-    (tmp_path / audit_llada.PAIRS).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
+    (tmp_path / audit_llada.PAIRS.file).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
     human, english, _ = audit_llada.datasets(bench, model, 5)
     assert human.rows == [{"id": "0", "prompt": pairs["x"][-16:], "response": f" {LETTERS[0]}"[:64]}]
     assert human.written["gpt"][0]["response"] == f" {LETTERS[1]}"[:64]

@@ -18,6 +18,7 @@ from infodis.oracle import Independent
 from infodis.report import figures
 from infodis.reproduce import lengths, variance
 from infodis.reproduce.experiment import Bench
+from infodis.reproduce.material import ARC
 from infodis.reproduce.moments import LOWEST, Moments, law
 from infodis.reproduce.ratio import VarianceRatio, request
 from infodis.reproduce.trials import (
@@ -204,16 +205,11 @@ def test_texts_keep_the_end_of_their_prompt():
 
 def test_questions_have_one_right_and_one_wrong_choice(tmp_path):
     rows = [{"id": f"q{n}", "x": "What?", "choices": ["a", "b", "c"], "label": n % 3} for n in range(30)]
-    (tmp_path / "some_300.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = questions(Bench(tmp_path, data=tmp_path), "some")
+    (tmp_path / ARC.file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = questions(Bench(tmp_path, data=tmp_path), ARC)
     assert all(one.right == "abc"[n % 3] and one.wrong in set("abc") - {one.right} for n, one in enumerate(found))
     assert {one.wrong for one in found} == set("abc")
     assert Question("", "", "yes", "no").both == "Correct: yes | Incorrect: no"
-    (tmp_path / "none_300.jsonl").write_text(json.dumps({**rows[0], "choices": ["a"]}) + "\n")
-    with pytest.raises(InputError, match="no wrong choice"):
-        questions(Bench(tmp_path, data=tmp_path), "none")
-    with pytest.raises(InputError, match="--data"):
-        questions(Bench(tmp_path, data=tmp_path), "absent")
 
 
 def test_chosen_texts_fit_and_depend_on_the_seed():

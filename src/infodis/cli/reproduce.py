@@ -33,7 +33,13 @@ def reproduce(
     smoke: Annotated[bool, typer.Option("--smoke", help="Seconds instead of minutes: does it run? Proves nothing.")] = (
         False
     ),
-    data: Annotated[Path | None, typer.Option(help="A directory with the texts that some of them need.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A directory with the texts that some of them need, instead of data; or a file of {prompt, "
+            "chosen, rejected} for variance-ratio. What is not there is fetched from the Hugging Face hub."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Another model than an experiment's own.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="For numbers, figures, pages, and what was done so far.")] = (
         Path("out/reproduce")
@@ -57,6 +63,8 @@ def reproduce(
 
     [bold]infodis reproduce variance-time-free --data DIR --out out/reproduce[/bold]
 
+    [bold]infodis reproduce variance-ratio --data preferences.jsonl --model GSAI-ML/LLaDA-8B-Base[/bold]
+
     [bold]infodis reproduce all --document docs/reproduction.md[/bold]
     """
     from infodis.reproduce.catalog import experiments_named
@@ -65,6 +73,8 @@ def reproduce(
 
     if full and smoke:
         raise InputError("--full and --smoke are two sizes; choose one.")
+    if data is not None and not data.exists():
+        raise InputError(f"There is no {data}. --data names a directory with texts, or a file of triplets.")
     if document is not None:
         if not document.parent.is_dir():
             raise InputError(f"There is no directory {document.parent} to write {document.name} to. Make it first.")

@@ -1,7 +1,6 @@
 """Figure 4: does a model find what a language model wrote likelier than how the dataset goes on?"""
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,9 +15,10 @@ from infodis.model import Model
 from infodis.report import figures
 from infodis.report.values import Figure, Table
 from infodis.reproduce.experiment import Bench, Claim, Outcome, Verdict
-from infodis.reproduce.groups import PAIRS, PAIRS_FROM, Cut, Row, Shape, continued, pairs_of, transliterated
+from infodis.reproduce.groups import Cut, Row, Shape, continued, transliterated
+from infodis.reproduce.material import CHINESE, PAIRS, WIKITEXT
 from infodis.reproduce.paragraphs import ENCYCLOPEDIA
-from infodis.reproduce.texts import Precision, Versus, measured, model_spec, ours, plain, the_papers, told, undecided
+from infodis.reproduce.texts import Precision, Versus, measured, ours, plain, the_papers, told, undecided
 from infodis.rng import key
 from infodis.sampling import Ancestral, OneByOne, Sampler, sample
 
@@ -26,14 +26,6 @@ SMALL, LARGE = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
 SHAPE = Shape(64, 64)
 SHORT = Shape(16, 64)
 """Of pairs of human and machine in tokens that are no letters: their prompts are a sentence."""
-
-CHINESE = "zh_hongloumeng_200k.txt"
-CHINESE_FROM = "Chinese prose in UTF-8, 200,000 characters or more, such as a novel of gutenberg.org (number 24264)."
-WIKITEXT = "wiki.train.raw"
-WIKITEXT_FROM = (
-    "The training text of WikiText-2, raw: huggingface.co/datasets/Salesforce/wikitext, wikitext-2-raw-v1. With `pip "
-    "install datasets` and a network it is fetched by itself."
-)
 
 OWN = "own"
 
@@ -88,7 +80,7 @@ class AuditLlada:
 
     def run(self, bench: Bench) -> Outcome:
         check_extra()
-        effort, spec = EFFORT[bench.size], model_spec(bench, bench.pick(SMALL, SMALL, LARGE))
+        effort, spec = EFFORT[bench.size], bench.model_spec(SMALL, LARGE)
         model = spec.load()
         found = []
         for dataset in datasets(bench, model, effort.texts):
@@ -112,7 +104,7 @@ def datasets(bench: Bench, model: Model, count: int) -> list[Dataset]:
         return [Dataset("encyclopedia", "a few paragraphs of an encyclopedia", cut.windows(text, count))]
     if letters:
         return [_pairs(bench, cut, count, letters=True), *_chinese(bench, cut, count, letters=True)]
-    english = Dataset("wikitext", "WikiText-2", cut.windows(wikitext(bench), count))
+    english = Dataset("wikitext", "WikiText-2", cut.windows(WIKITEXT.get(bench), count))
     try:
         with_others = [_pairs(bench, dataclasses.replace(cut, shape=SHORT), count, letters=False)]
     except InputError:  # a welcome addition, no part of the paper's experiment
@@ -121,31 +113,17 @@ def datasets(bench: Bench, model: Model, count: int) -> list[Dataset]:
 
 
 def _pairs(bench: Bench, cut: Cut, count: int, *, letters: bool) -> Dataset:
-    records = pairs_of(bench.file(PAIRS, where=PAIRS_FROM))
+    records = PAIRS.get(bench)
     human, machine = (list(continued(records, field, cut, letters=letters))[:count] for field in ("y_human", "y_llm"))
     about = f"news, stories and abstracts, the last {cut.shape.prompt} tokens of a beginning"
     return Dataset("human", about, human, {"gpt": machine})
 
 
 def _chinese(bench: Bench, cut: Cut, count: int, *, letters: bool) -> list[Dataset]:
-    prose = bench.file(CHINESE, where=CHINESE_FROM).read_text(encoding="utf-8")
+    prose = CHINESE.get(bench)
     text = transliterated(prose) if letters else prose
     about = "Chinese prose, transliterated" if letters else "Chinese prose"
     return [] if text is None else [Dataset("chinese", about, cut.windows(text, count))]
-
-
-def wikitext(bench: Bench) -> str:
-    """The training text that the paper takes: from a file, or else by the `datasets` library."""
-    try:
-        return bench.file(WIKITEXT, where=WIKITEXT_FROM).read_text(encoding="utf-8")
-    except InputError as missing:
-        try:
-            library = importlib.import_module("datasets")
-            lines = library.load_dataset("Salesforce/wikitext", "wikitext-2-raw-v1", split="train")["text"]
-        except Exception as error:  # not installed, no network, or whatever else the library raises
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise InputError(f"{missing} (The datasets library: {reason})") from error
-        return "".join(lines)
 
 
 def went_on(bench: Bench, model: Model, dataset: Dataset, sampler: Sampler) -> list[Row]:
@@ -303,7 +281,7 @@ def _beside(one: Compared) -> str:
 def _in_chinese(found: list[Compared]) -> Claim:
     says = "Chinese shows similar behaviour: generated continuations are likelier than those of the dataset."
     if not found:
-        why = "There is no Chinese text, or nothing to transliterate it with: pip install unidecode."
+        why = "There is no Chinese text, or nothing to transliterate it with: pip install 'infodis[reproduce]'."
         return Claim(says, why, "not tested here")
     one = _stands_for_an_llm(found)
     return Claim(

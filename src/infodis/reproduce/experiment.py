@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from infodis.engine.jobs import ModelSpec
 from infodis.errors import InputError
 from infodis.files import atomic_text
 from infodis.report.values import Figure, Table
@@ -52,7 +53,7 @@ class Bench:
     size: Size = "laptop"
     seed: int = 0
     data: Path | None = None
-    """Where files lie that cannot be shipped."""
+    """A directory of files that cannot be shipped; or one file, where an experiment asks for one only."""
     model: str | None = None
     """Another model than the experiment's own."""
     device: str = "cpu"
@@ -94,14 +95,23 @@ class Bench:
         train(config, out, base=self.directory, resume=out.exists(), watcher=_Training(name, self.tell))
         return out
 
-    def file(self, name: str, *, where: str) -> Path:
-        """A data file that is not shipped; `where` says how to get it."""
-        places = [self.data] if self.data is not None else [Path("data"), SHARED]
-        for place in places:
-            if (place / name).is_file():
-                return place / name
-        tried = " or ".join(str(place) for place in places)
-        raise InputError(f"{name} is needed and not in {tried}. {where} Then name its directory with --data.")
+    def find(self, name: str) -> Path | None:
+        """A data file, if there is one of that name."""
+        return next((place / name for place in self._places if (place / name).is_file()), None)
+
+    @property
+    def tried(self) -> str:
+        """Where files are looked for."""
+        return " or ".join(str(place) for place in self._places)
+
+    @property
+    def _places(self) -> list[Path]:
+        return [self.data] if self.data is not None else [Path("data"), SHARED]
+
+    def model_spec(self, small: str, large: str) -> ModelSpec:
+        """The model that the user named, or that of the size."""
+        name = self.model or self.pick(small, small, large)
+        return ModelSpec(name, device=self.device, dtype="float32" if self.device == "cpu" else "bfloat16")
 
 
 def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,8 @@ A row has an `id`. What is cut from one document has its name before a slash: su
 """
 
 import dataclasses
-import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,6 @@ Row = dict[str, str]
 
 SPARE = 64
 """Characters between windows, at least: room to look for the next word."""
-
-PAIRS = "human_vs_llm_180.jsonl"
-PAIRS_FROM = (
-    "Lines with id, x, y_human and y_llm: a beginning, how a human went on, and how GPT-4 did, such as the files of "
-    "github.com/baoguangsheng/fast-detect-gpt hold for xsum, writing and pubmed."
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,11 +109,6 @@ class Cut:
         return [good[n * len(good) // kept] for n in range(kept)]
 
 
-def pairs_of(path: Path) -> list[dict[str, Any]]:
-    """Records with a beginning and two continuations."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def continued(records: Sequence[Mapping[str, Any]], field: str, cut: Cut, *, letters: bool = True) -> Iterator[Row]:
     """The end of the beginning and the start of a continuation, where both continuations are long enough.
 
@@ -150,13 +138,17 @@ def unit_of(name: str) -> str:
     return name.partition("/")[0]
 
 
+_IDEOGRAPH = re.compile("[\u3400-\u9fff]")
+"""A syllable, which is a word by itself once it is in letters."""
+
+
 def transliterated(text: str) -> str | None:
     """Any writing in the letters of text8; None if the package for that is not installed."""
     try:
-        from unidecode import unidecode
+        from anyascii import anyascii
     except ImportError:
         return None
-    return text8_style(unidecode(text))
+    return text8_style(anyascii(_IDEOGRAPH.sub(r" \g<0> ", text)))
 
 
 def thinned(rows: Sequence[Row], count: int) -> list[Row]:

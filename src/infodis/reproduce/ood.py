@@ -1,7 +1,6 @@
 """Figure 3: does the likelihood given the prompt tell true continuations of text8 from foreign ones?"""
 
 import dataclasses
-import gzip
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,22 +12,21 @@ from infodis.audit.scores import PRIMARY
 from infodis.audit.separation import Interval, difference, stronger
 from infodis.audit.wording import interval_text, p_text, percent, share_text
 from infodis.data import Characters, Tokenizer, text8_style
+from infodis.files import atomic_text
 from infodis.report import figures
 from infodis.report.values import Figure, Table
 from infodis.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.reproduce.groups import (
-    PAIRS,
-    PAIRS_FROM,
     Cut,
     Row,
     Shape,
     continued,
     elsewhere,
     foreign,
-    pairs_of,
     shuffled,
     thinned,
 )
+from infodis.reproduce.material import GPT2, HELD_OUT, PAIRS, TO_TRAIN_ON
 from infodis.reproduce.paragraphs import ENCYCLOPEDIA, LETTERS
 from infodis.reproduce.texts import (
     Precision,
@@ -37,7 +35,6 @@ from infodis.reproduce.texts import (
     looked_at,
     mean_difference,
     measured,
-    model_spec,
     ours,
     plain,
     separated,
@@ -45,14 +42,11 @@ from infodis.reproduce.texts import (
     told,
     undecided,
 )
+from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
 MODEL = "text8-tiny"
-
-HELD_OUT = "text8_valid_500k.txt.gz"
-HELD_OUT_FROM = (
-    "Any 500,000 characters of text8 (mattmahoney.net/dc/text8.zip) behind the first 16 million, which the model was "
-    "trained on; gzipped."
-)
+PAPERS_MODEL = ModelConfig(length=256, size="small")
+PAPERS_OPTIM = OptimConfig(steps=7_500, batch=32, learning_rate=3e-4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +105,7 @@ def gathered(bench: Bench, effort: Effort, tokenizer: Tokenizer) -> Texts:
         names, text = ("encyclopedia", "letters"), text8_style(ENCYCLOPEDIA)
         documents = {f"{n}": one for n, one in enumerate(LETTERS)}
     else:
-        names, text = ("text8", "gpt"), gzip.decompress(bench.file(HELD_OUT, where=HELD_OUT_FROM).read_bytes()).decode()
-        pairs = pairs_of(bench.file(PAIRS, where=PAIRS_FROM))
+        names, text, pairs = ("text8", "gpt"), HELD_OUT.get(bench), PAIRS.get(bench)
         documents = {str(record["id"]): record["y_llm"] for record in pairs}
         fields = {"gpt-own": "y_llm", "human-own": "y_human"}
         own = {name: list(continued(pairs, field, cut))[: effort.others] for name, field in fields.items()}
@@ -169,13 +162,26 @@ class OodText8:
 
     def run(self, bench: Bench) -> Outcome:
         check_extra()
-        effort, spec = EFFORT[bench.size], model_spec(bench, MODEL)
+        effort = EFFORT[bench.size]
+        the_papers_own = bench.size == "full" and bench.model is None
+        spec = bench.model_spec(MODEL, as_in_the_paper(bench) if the_papers_own else MODEL)
         texts = gathered(bench, effort, spec.load().tokenizer)
         papers, own = the_papers(spec, effort.samples, bench.seed), ours(spec, effort.evaluations, bench.seed)
         rows = dict(zip(texts.names, (texts.true, texts.foreign), strict=True))
         by_theirs = [measured(bench, f"{name}-time-free", some, papers) for name, some in rows.items()]
         by_ours = {name: measured(bench, name, some, own) for name, some in {**rows, **texts.others}.items()}
         return outcome(_found(bench, effort, texts, by_theirs, by_ours), spec.name)
+
+
+def as_in_the_paper(bench: Bench, model: ModelConfig = PAPERS_MODEL, optim: OptimConfig = PAPERS_OPTIM) -> str:
+    """Train the paper's network on text8 in GPT-2's tokens, from where an earlier run left it; returns where it is."""
+    bench.directory.mkdir(parents=True, exist_ok=True)
+    for name, material in (("train.txt", TO_TRAIN_ON), ("valid.txt", HELD_OUT), ("tokenizer.json", GPT2)):
+        if not (bench.directory / name).exists():
+            atomic_text(bench.directory / name, material.get(bench))
+    run = RunConfig(bench.seed, bench.device, precision="float32" if bench.device == "cpu" else "bfloat16")
+    config = Config(model, DataConfig("train.txt", "valid.txt", "tokenizer.json"), optim, run)
+    return str(bench.trained("network", config))
 
 
 def _found(bench: Bench, effort: Effort, texts: Texts, theirs: list[Group], own: Mapping[str, Group]) -> Findings:

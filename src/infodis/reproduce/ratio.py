@@ -12,21 +12,22 @@ from infodis.design import Tiled
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.item import Item
-from infodis.model import Model, load
+from infodis.model import Model
 from infodis.ratio import Comparison, Ratio, compare, margin
 from infodis.report import figures, values
 from infodis.reproduce.experiment import Bench, Claim, Outcome
 from infodis.reproduce.trials import (
     MODEL,
+    PAPERS_MODEL,
     Measured,
     Question,
     chosen,
     mean_of,
-    questions,
     ratio_of,
     read,
     repeated,
     spread_of,
+    triplets,
 )
 from infodis.rng import key
 
@@ -151,7 +152,7 @@ def _both(coupled: Measured, gain: Measured) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Triplets:
-    """Questions of PIQA as {prompt, chosen, rejected}, under a model.
+    """Prompts with two responses each, under a model.
 
     Coupled and decoupled sides have the same laws, so one set of coupled runs gives both variances: that of the
     difference, and the sum of those of its sides. Rows of some designs are independent of each other; one pool of them
@@ -162,15 +163,15 @@ class Triplets:
 
     @functools.cached_property
     def model(self) -> Model:
-        return load(self.bench.model or MODEL, device=self.bench.device)
+        return self.bench.model_spec(MODEL, PAPERS_MODEL).load()
 
     @functools.cached_property
     def size(self) -> dict[str, Any]:
-        triplets, window, repeats, pool = self.bench.pick((2, 128, 3, 20), (30, 192, 8, 160), (300, None, 8, 400))
+        count, window, repeats, pool = self.bench.pick((2, 128, 3, 20), (30, 192, 8, 160), (500, None, 8, 400))
         limit = self.model.length or 4096
         return {
             "model": self.model.fingerprint,
-            "triplets": triplets,
+            "triplets": count,
             "window": min(window or limit, limit),
             "repeats": repeats,
             "pool": pool,
@@ -184,8 +185,9 @@ class Triplets:
     @property
     def about(self) -> str:
         return (
-            f"Texts: {len(self._kept)} triplets {{prompt, chosen, rejected}} of PIQA (the paper: 500 of BeaverTails) "
-            f"under {self.model.name}, windows of up to {self.size['window']} tokens, {self.size['repeats']} repeats."
+            f"Texts: {len(self._kept)} triplets {{prompt, chosen, rejected}} of {self._given[0]} (the paper: 500 of "
+            f"BeaverTails) under {self.model.name}, windows of up to {self.size['window']} tokens, "
+            f"{self.size['repeats']} repeats."
         )
 
     def variances(self) -> dict[tuple[str, int], list[tuple[float, float]]]:
@@ -213,7 +215,11 @@ class Triplets:
             sides = self._sides(one)
             return None not in sides and one.right != one.wrong
 
-        return chosen(questions(self.bench, "piqa"), fits, count=self.size["triplets"], seed=self.bench.seed)
+        return chosen(self._given[1], fits, count=self.size["triplets"], seed=self.bench.seed)
+
+    @functools.cached_property
+    def _given(self) -> tuple[str, list[Question]]:
+        return triplets(self.bench)
 
     def _sides(self, text: Question) -> tuple[Item | None, Item | None]:
         window = self.size["window"]

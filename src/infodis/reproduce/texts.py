@@ -41,12 +41,6 @@ RELIABLE = 0.9
 Values = Float64[Tensor, " rows"]
 
 
-def model_spec(bench: Bench, default: str) -> ModelSpec:
-    """The model of an experiment, or the one that the bench names."""
-    dtype = "float32" if bench.device == "cpu" else "bfloat16"
-    return ModelSpec(bench.model or default, device=bench.device, dtype=dtype)
-
-
 def the_papers(model: ModelSpec, samples: int, seed: int) -> Job:
     """Conditional nll by the time-free estimator as it is printed: independent masks, nothing subtracted."""
     return scores.Score(model, Request(TimeFree(), control=None, evaluations=samples), seed=seed, per_token=True)

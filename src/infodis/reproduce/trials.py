@@ -1,9 +1,9 @@
 """Texts to estimate again and again, and what the spread over texts says about averages and ratios of variances."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -12,9 +12,10 @@ from infodis.errors import InputError
 from infodis.item import Item
 from infodis.model import Model
 from infodis.reproduce.experiment import Bench, Verdict
+from infodis.reproduce.material import PIQA, TRIPLETS, Material, Rows
 from infodis.rng import key, stream
 
-MODEL = "text8-tiny"
+MODEL, PAPERS_MODEL = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
 ROOM = 32
 """Tokens of a window that are left to the prompt, at least."""
 
@@ -43,23 +44,34 @@ BUILT_IN = (
 """For runs without any data: a few that were written for the purpose."""
 
 
-def questions(bench: Bench, data: str) -> list[Question]:
-    """The questions of data/NAME_300.jsonl ({id, x, choices, label}), with one of the wrong choices each."""
-    if bench.size == "smoke":
-        return list(BUILT_IN)
-    path = bench.file(
-        f"{data}_300.jsonl", where="It holds one {id, x, choices, label} a line, made from the public data set."
-    )
-    return [_question(json.loads(line), bench.seed) for line in path.read_text(encoding="utf-8").splitlines()]
+def questions(bench: Bench, data: Material[Rows]) -> list[Question]:
+    """Questions with choices, each with its right choice and one of the wrong ones."""
+    return list(BUILT_IN) if bench.size == "smoke" else [_question(row, bench.seed) for row in data.get(bench)]
 
 
-def _question(row: dict, seed: int) -> Question:
-    wrong = [choice for number, choice in enumerate(row["choices"]) if number != row["label"]]
+def _question(row: dict[str, Any], seed: int) -> Question:
+    choices, label = row["choices"], row["label"]
+    if not isinstance(choices, list) or not isinstance(label, int) or not 0 <= label < len(choices):
+        raise InputError(f"Question {row['id']}: label must be the number of one of its choices, got {label!r}.")
+    wrong = [choice for number, choice in enumerate(choices) if number != label]
     if not wrong:
         raise InputError(f"Question {row['id']} has no wrong choice: it needs two choices and the label of one.")
-    return Question(
-        row["id"], row["x"], row["choices"][row["label"]], wrong[key(seed, "wrong", row["id"]) % len(wrong)]
-    )
+    return Question(row["id"], row["x"], choices[label], wrong[key(seed, "wrong", row["id"]) % len(wrong)])
+
+
+def triplets(bench: Bench) -> tuple[str, list[Question]]:
+    """Prompts with a preferred response and another one, and what they are called.
+
+    Those of a user's file come first; a laptop's run without it takes the answers of PIQA.
+    """
+    if bench.size == "smoke":
+        return "our own", list(BUILT_IN)
+    given = bench.data if bench.data is not None and bench.data.is_file() else bench.find(TRIPLETS.file)
+    if given is None and bench.size == "laptop":
+        return "PIQA", questions(bench, PIQA)
+    rows = TRIPLETS.get(bench) if given is None else TRIPLETS.read(given)
+    name = "BeaverTails" if given is None else given.name
+    return name, [Question(row["id"], row["prompt"], row["chosen"], row["rejected"]) for row in rows]
 
 
 def chosen(found: Sequence[Question], fits: Callable[[Question], bool], *, count: int, seed: int) -> list[Question]:

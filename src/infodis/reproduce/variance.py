@@ -13,13 +13,15 @@ from infodis.design import MaskDesign, Tiled
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
-from infodis.model import Model, load
+from infodis.model import Model
 from infodis.report import figures, values
 from infodis.reproduce import lengths
 from infodis.reproduce.experiment import Bench, Claim, Outcome
+from infodis.reproduce.material import ARC, HELLASWAG, PIQA
 from infodis.reproduce.moments import LOWEST, Moments, law
 from infodis.reproduce.trials import (
     MODEL,
+    PAPERS_MODEL,
     Measured,
     Question,
     chosen,
@@ -39,7 +41,7 @@ PAPER = {
 }
 """Table 1(a): time integral and time-free by rows, on LLaDA-8B."""
 
-FILES = {"HellaSwag": "hellaswag", "ARC-Challenge": "arc_challenge", "PIQA": "piqa"}
+DATA = {"HellaSwag": HELLASWAG, "ARC-Challenge": ARC, "PIQA": PIQA}
 
 INTEGRAL, FREE, COUNT, LLADA = "TimeIntegral", "TimeFree (paper)", "UniformCount", "LLaDA's sampler"
 SCRIPT, STRATIFIED, PAIRS = "paper's script", "StratifiedCount", "Pairs"
@@ -209,7 +211,7 @@ class Texts:
 
     @functools.cached_property
     def model(self) -> Model:
-        return load(self.bench.model or MODEL, device=self.bench.device)
+        return self.bench.model_spec(MODEL, PAPERS_MODEL).load()
 
     @functools.cached_property
     def size(self) -> dict[str, Any]:
@@ -266,7 +268,7 @@ class Texts:
 
     def _jobs(self) -> Iterator[Job]:
         for data in self.data:
-            found = questions(self.bench, FILES[data])
+            found = questions(self.bench, DATA[data])
             kept = chosen(
                 found, lambda one: self._item(one) is not None, count=self.size["texts"], seed=self.bench.seed
             )
