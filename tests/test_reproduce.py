@@ -1,6 +1,7 @@
 """The frame of experiments: what is kept and refused, toy networks against exact answers, documents, the command."""
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 from infodis.bench.problems import Perturbed
@@ -18,14 +20,13 @@ from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.item import Item
 from infodis.nets import Shape
-from infodis.nets.transformer import rotation, turn
 from infodis.oracle import Table
 from infodis.report.values import Table as Shown
 from infodis.reproduce import dna, theory
 from infodis.reproduce.catalog import EXPERIMENTS, experiments_named
 from infodis.reproduce.dna import DnaConditional, DnaUnconditional, Fit
 from infodis.reproduce.experiment import Bench, Claim, Experiment, Outcome
-from infodis.reproduce.start import neighbourly
+from infodis.reproduce.start import Memories, Neighbours, begin
 from infodis.reproduce.writing import markdown, write_all, write_document
 from infodis.rng import stream
 
@@ -122,21 +123,54 @@ def test_pairs_in_the_same_order_are_counted() -> None:
     assert dna._order_claim(swapped, ours).verdict == "does not hold"
 
 
-def test_heads_begin_at_their_neighbours(tmp_path: Path) -> None:
-    """Attention of the first block to each distance, whatever the tokens: the wanted one is far ahead."""
-    heads, each = 4, 24
-    spec = Spec("radd", 4, Shape(width=heads * each, blocks=1, heads=heads), 16)
-    neighbourly(spec, tmp_path / "start", seed=0)
-    network, _ = load(tmp_path / "start")
-    block = network.blocks[0]
-    states = torch.randn(8, 16, heads * each, generator=stream(0, "states"))
-    queries, keys, _ = block.attn_qkv(block.norm1(states)).view(8, 16, 3, heads, each).permute(2, 0, 3, 1, 4)
-    turned = (turn(part, rotation(16, each, device=torch.device("cpu"))) for part in (queries, keys))
-    one, other = turned
-    attention = (one @ other.transpose(-1, -2) / math.sqrt(each)).softmax(-1).mean(0).detach()
-    for head, distance in enumerate((-1, 1, -2, 2)):
-        assert int(attention[head, 8].argmax()) == 8 + distance
-        assert float(attention[head, 8, 8 + distance]) > 0.5
+def _units(directory: Path, tokens: Tensor) -> Tensor:
+    """What the first feed-forward units are given, at every place of the rows."""
+    network, _ = load(directory)
+    seen: list[Tensor] = []
+    network.blocks[0].mlp[0].register_forward_hook(lambda layer, given, found: seen.append(found))
+    with torch.no_grad():
+        network.log_conditionals(tokens)
+    return seen[0].view(*tokens.shape, -1)
+
+
+def test_units_begin_with_all_combinations_of_neighbours_against_counting(tmp_path: Path) -> None:
+    """Of two neighbouring letters, a gap beside or between them: 3 x 16 units, each answers to its own and no other."""
+    length = 12
+    spec = Spec("radd", 4, Shape(width=96, blocks=1, heads=4), length)
+    rows = torch.randint(0, 4, (64, length), generator=stream(0, "rows"))
+    begin(spec, tmp_path / "start", Neighbours(2), rows, seed=0)
+    answered = _units(tmp_path / "start", rows)[:, 2:-2, :48] > 0
+    for unit in range(48):
+        places = ((1, 2), (-1, 1), (-2, -1))[unit % 3]
+        code = unit // 3
+        wanted = torch.ones(64, length - 4, dtype=torch.bool)
+        for order, distance in enumerate(places):
+            wanted &= rows[:, 2 + distance : length - 2 + distance] == code // 4**order % 4
+        assert torch.equal(answered[:, :, unit], wanted)
+
+
+def test_units_begin_with_rows_of_the_data_against_comparing(tmp_path: Path) -> None:
+    """A unit answers at its place, if all that is visible elsewhere agrees with its row."""
+    length, mask = 4, 4
+    spec = Spec("radd", 4, Shape(width=64, blocks=1, heads=4, positions=length, feed=1), length)
+    rows = torch.randint(0, 4, (16, length), generator=stream(0, "rows")).unique(dim=0)
+    begin(spec, tmp_path / "start", Memories(), rows, seed=0)
+    hidden = torch.rand(16, length, generator=stream(0, "hidden")) < 0.6
+    given = torch.cat([rows, rows.flip(0)])
+    given = torch.where(torch.cat([hidden[: len(rows)]] * 2), mask, given)
+    answered = _units(tmp_path / "start", given) > 0
+    for unit, (row, here) in enumerate(itertools.product(rows.tolist(), range(length))):
+        agree = (given == torch.tensor(row)) | (given == mask)
+        agree[:, here] = True
+        wanted = torch.zeros_like(agree)
+        wanted[:, here] = agree.all(1)
+        assert torch.equal(answered[:, :, unit], wanted)
+
+
+def test_a_network_too_narrow_for_its_start_is_refused(tmp_path: Path) -> None:
+    spec = Spec("radd", 4, Shape(width=16, blocks=1, heads=4), 8)
+    with pytest.raises(InputError, match="A width of 29 is needed"):
+        begin(spec, tmp_path / "start", Neighbours(2), torch.zeros(1, 8, dtype=torch.int64), seed=0)
 
 
 @pytest.mark.parametrize("experiment", [DnaUnconditional(), DnaConditional()], ids=lambda one: one.name)

@@ -1,6 +1,7 @@
 """`infodis reproduce`: experiments of the paper, each by its name."""
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -101,10 +102,12 @@ def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome
 
     progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})", markup=False, highlight=False)
     bench.directory.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
     with _Watching() as watching, locked(bench.directory):
         outcome = experiment.run(dataclasses.replace(bench, tell=watching))
         write_outcome(experiment, outcome, bench)
     _show(experiment, outcome, bench)
+    progress_console.print(f"This run took {(time.monotonic() - start) / 60:.1f} minutes.", highlight=False)
     return experiment, outcome, bench
 
 

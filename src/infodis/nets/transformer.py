@@ -30,9 +30,11 @@ class Shape:
     positions: int = 0
     """Learned vectors for so many places in a row; only RADD, and only if asked. Without them a network knows tokens by
     their distances alone, and if all are masked cannot tell one place from another."""
+    feed: int = 4
+    """How many times wider feed-forward layers are between their two halves."""
 
     def __post_init__(self) -> None:
-        if min(self.width, self.blocks, self.heads, self.condition) < 1 or not 0 <= self.dropout < 1:
+        if min(self.width, self.blocks, self.heads, self.condition, self.feed) < 1 or not 0 <= self.dropout < 1:
             raise InputError(f"A network needs positive sizes and 0 <= dropout < 1, got {self}.")
         if self.positions < 0:
             raise InputError(f"A network has no or some learned positions, got {self.positions}.")
@@ -63,8 +65,8 @@ class Embedding(nn.Module):
 
 
 def feed_forward(shape: Shape) -> nn.Sequential:
-    """Two layers with four times the width between them."""
-    inner = 4 * shape.width
+    """Two layers, wider between them."""
+    inner = shape.feed * shape.width
     return nn.Sequential(nn.Linear(shape.width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, shape.width))
 
 

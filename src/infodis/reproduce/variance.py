@@ -217,7 +217,7 @@ class Texts:
     def size(self) -> dict[str, Any]:
         """The window keeps a laptop's run short; the full size has the model's own."""
         texts, window, repeats = self.bench.pick(
-            (2, 128, {32: 3}), (10, 192, {128: 10, 256: 5, 512: 3}), (30, None, {128: 15, 256: 15, 512: 15})
+            (2, 128, {32: 3}), (10, 192, {128: 15, 256: 5, 512: 3}), (30, None, {128: 15, 256: 15, 512: 15})
         )
         limit = self.model.length or 4096
         return {
@@ -239,11 +239,12 @@ class Texts:
     @property
     def about(self) -> str:
         window = self.size["window"]
+        repeats = ", ".join(f"{count} at {rows}" for rows, count in self.size["repeats"].items())
         source = "built-in questions" if self.bench.size == "smoke" else ", ".join(self.data)
         return (
             f"Texts: {self.size['texts']} random questions each of {source} under {self.model.name}, the prompt's end "
             f"and the response 'Correct: ... | Incorrect: ...' in windows of {window} tokens; questions with longer "
-            "responses are left out."
+            f"responses are left out. Repeats by rows: {repeats}."
         )
 
     def variances(self) -> dict[tuple[str, str, int], list[float]]:

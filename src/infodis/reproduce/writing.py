@@ -101,7 +101,12 @@ def write_document(done: Sequence[Done], path: Path, *, order: Sequence[str]) ->
 
 _HEAD = """# The paper, reproduced
 
-Written by `infodis reproduce NAME --document FILE`, every section from its own run. No number was typed by hand."""
+Written by `infodis reproduce NAME --document FILE`, every section from its own run. No number was typed by hand.
+
+`infodis reproduce all` runs everything, in the size of a laptop with two cores; `--full` is the paper's own size,
+`--smoke` shows that it runs. Killed, the same command goes on. Texts that cannot be shipped are taken from
+`--data DIR`, from `data`, or fetched from the Hugging Face hub (`pip install 'infodis[reproduce]'`); two files are on
+no hub, and the message says where they are to be had."""
 _MARK = "<!-- experiment: {} -->\n\n"
 
 

@@ -38,6 +38,8 @@ class ModelConfig:
     noise: Literal["absorbing", "uniform"] = "absorbing"
     positions: bool = False
     """Learn a vector for every position of a window, besides the rotary ones: for rows of fixed length (radd only)."""
+    feed: int = 4
+    """How many times wider feed-forward layers are between their two halves."""
     start: str | None = None
     """A checkpoint or run to begin with, instead of random weights. The same network and tokenizer."""
 
@@ -61,6 +63,7 @@ class ModelConfig:
             shape,
             dropout=shape.dropout if self.dropout is None else self.dropout,
             positions=self.length if self.positions else 0,
+            feed=self.feed,
         )
 
 
