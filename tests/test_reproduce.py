@@ -68,7 +68,24 @@ def test_work_under_other_settings_is_refused_not_overwritten(tmp_path: Path) ->
     assert Bench(tmp_path).keep("one", {"rows": 8}, lambda: 3) == 1
 
 
-# Section 3.
+def test_another_recipe_in_the_same_place_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    class Stopped(Exception): ...
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what.startswith("stage"):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        DnaUnconditional().run(Bench(tmp_path, "smoke", tell=stop))
+    drawn = (tmp_path / "train.npy").read_bytes()
+    with pytest.raises(InputError, match="seed was 0, is 1"):
+        DnaUnconditional().run(Bench(tmp_path, "smoke", seed=1))
+    with pytest.raises(InputError, match="recipe was"):
+        DnaUnconditional().run(Bench(tmp_path, "laptop"))
+    assert (tmp_path / "train.npy").read_bytes() == drawn
+
+
+# Sections 3 and 4.
 
 
 @pytest.mark.parametrize("identity", theory.IDENTITIES, ids=lambda one: one.name)
@@ -188,6 +205,7 @@ class Trivial:
     name = "trivial"
     title = "A trivial experiment"
     paper = "Section 0"
+    own_model = True
 
     def run(self, bench: Bench) -> Outcome:
         table = Shown("Numbers", ("a | b", "c"), (("x|y", 1.0),), "A caption.")
@@ -235,12 +253,12 @@ def test_every_experiment_of_the_issue_is_there() -> None:
 
 
 def test_the_command_writes_numbers_figures_and_a_page_and_answers_again(tmp_path: Path) -> None:
-    words = ["reproduce", "theory", "--smoke", "--out", str(tmp_path), "--document", str(tmp_path / "paper.md")]
+    words = ["reproduce", "theory", "--out", str(tmp_path), "--document", str(tmp_path / "paper.md")]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
-    outcome = json.loads((tmp_path / "smoke" / "theory" / "outcome.json").read_text())
+    outcome = json.loads((tmp_path / "laptop" / "theory" / "outcome.json").read_text())
     assert [claim["verdict"] for claim in outcome["claims"]] == ["holds", "does not hold"]
-    assert (tmp_path / "smoke" / "theory" / "report.html").stat().st_size > 1000
+    assert (tmp_path / "laptop" / "theory" / "report.html").stat().st_size > 1000
     document = (tmp_path / "paper.md").read_text()
     CliRunner().invoke(app, words)
     assert (tmp_path / "paper.md").read_text() == document
@@ -251,7 +269,9 @@ def test_the_command_writes_numbers_figures_and_a_page_and_answers_again(tmp_pat
     [
         (["nothing"], "no experiment 'nothing'"),
         (["theory", "--full", "--smoke"], "choose one"),
-        (["theory", "--smoke", "--document", "no/such/place.md"], "no directory"),
+        (["theory", "--model", "text8-tiny"], "have models of their own"),
+        (["theory", "--smoke", "--document", "some.md"], "proves nothing"),
+        (["theory", "--document", "no/such/place.md"], "no directory"),
         (["ood-text8", "--data", "no-such-directory"], "There is no no-such-directory"),
     ],
 )

@@ -13,7 +13,8 @@ from infodis.model import load
 from infodis.reproduce import material, ood
 from infodis.reproduce.experiment import Bench
 from infodis.reproduce.material import ARC, GPT2, HELD_OUT, HELLASWAG, PAIRS, PIQA, TO_TRAIN_ON, TRIPLETS, WIKITEXT
-from infodis.reproduce.trials import Question, questions, triplets
+from infodis.reproduce.ratio import Triplets
+from infodis.reproduce.trials import Question, digest, questions, read, triplets
 from infodis.train.config import ModelConfig, OptimConfig
 
 
@@ -112,7 +113,9 @@ def test_triplets_of_a_user_come_first(tmp_path):
         ('{"id": "a", "x": "Why?", "choices": ["b", "c"]}', r"line 1: every row needs x, choices, label; no label"),
         ("{", r"line 1: Not JSON"),
         ('{"id": "a", "x": "Why?", "choices": ["b", "c"], "label": 2}', r"Question a: label must be the number"),
-        ('{"id": "a", "x": "Why?", "choices": "bc", "label": 0}', r"Question a: label must be the number"),
+        ('{"id": "a", "x": "Why?", "choices": "bc", "label": 0}', r"line 1: choices must be a list"),
+        ('{"id": "a", "x": 5, "choices": ["b", "c"], "label": 0}', r"line 1: x must be a text"),
+        ('{"id": "a", "x": "Why?", "choices": ["b", 2], "label": 0}', r"Question a: choices must be texts"),
         ('{"id": "a", "x": "Why?", "choices": ["b"], "label": 0}', r"no wrong choice"),
     ],
 )
@@ -120,6 +123,23 @@ def test_broken_questions_are_told_with_their_place(line, told, tmp_path):
     (tmp_path / PIQA.file).write_text(line + "\n")
     with pytest.raises(InputError, match=told):
         questions(Bench(tmp_path, data=tmp_path), PIQA)
+
+
+def test_other_texts_under_the_same_names_are_refused(tmp_path):
+    """Rows without an id are called by their lines: results of one file must not be taken for those of another."""
+    for name, word in (("one", "water"), ("two", "stone")):
+        row = {"prompt": "Tea is made of", "chosen": f"hot {word}", "rejected": f"cold {word}"}
+        _written(tmp_path / f"{name}.jsonl", row, {**row, "prompt": "Ice is made of"})
+    asked = Triplets(Bench(tmp_path / "out", data=tmp_path / "one.jsonl"))
+    asked.bench.keep("triplets", {**asked.size, "texts": digest(asked._kept)}, lambda: None)
+    with pytest.raises(InputError, match="texts was"):
+        Triplets(Bench(tmp_path / "out", data=tmp_path / "two.jsonl")).variances()
+
+
+def test_a_response_that_cannot_be_spelled_does_not_fit():
+    model = load("text8-tiny")
+    assert read(model, "Why?", "...", window=64) is None
+    assert read(model, "Why?", "so", window=64) is not None
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path):

@@ -155,7 +155,13 @@ def test_ratio_of_averages_against_the_delta_method():
 
 @pytest.mark.parametrize(
     ("found", "verdict"),
-    [(Measured(10, 1), "holds"), (Measured(8.5, 1), "holds in part"), (Measured(7, 1), "does not hold")],
+    [
+        (Measured(10, 1), "holds"),
+        (Measured(8.5, 1), "undecided"),
+        (Measured(7, 1), "undecided"),
+        (Measured(5, 1), "does not hold"),
+        (Measured(math.nan, math.nan), "undecided"),
+    ],
 )
 def test_verdicts_follow_the_numbers(found, verdict):
     assert found.at_least(8) == verdict

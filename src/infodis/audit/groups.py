@@ -52,7 +52,17 @@ def by_id(a: Group, b: Group) -> tuple[Group, Group]:
 
 def by_prompt(a: Group, b: Group) -> tuple[Group, Group] | None:
     """Rows that share a prompt no other row has, if most have such a partner; None otherwise."""
-    keys = [_unique(group.prompts()) for group in (a, b)]
+    return _sharing(a, b, _unique(a.prompts()), _unique(b.prompts()))
+
+
+def by_text(a: Group, b: Group) -> tuple[Group, Group] | None:
+    """The same for rows whose text, without its prompt, is the same."""
+    mine, its = (_unique([record["text"] for record in group.records]) for group in (a, b))
+    return _sharing(a, b, mine, its)
+
+
+def _sharing(a: Group, b: Group, mine: list[str | None], its: list[str | None]) -> tuple[Group, Group] | None:
+    keys = mine, its
     common = len({key for key in keys[0] if key} & {key for key in keys[1] if key})
     if common < max(2, MOSTLY * min(len(a.records), len(b.records))):
         return None

@@ -176,10 +176,12 @@ def coupling(*, rows: int, runs: int, target: int = 12) -> Iterator[Coupling]:
                 yield Coupling(pair, name, label, rows, runs, float(apart.var()), float(together.var()), z)
 
 
-def ratios(above: Tabulated, below: Tabulated, request: Request, shared: bool, runs: int) -> Float64[Tensor, " runs"]:
+def ratios(
+    above: Tabulated, below: Tabulated, request: Request, shared: bool, runs: int, *, seed: int = 0
+) -> Float64[Tensor, " runs"]:
     """Many runs of `log_ratio` at once: both sides draw from the streams of the lower one, or each from its own."""
-    y = run_many(above, request, runs=runs, name=below.item.key if shared else None)
-    x = run_many(below, request, runs=runs)
+    y = run_many(above, request, runs=runs, name=below.item.key if shared else None, seed=seed)
+    x = run_many(below, request, runs=runs, seed=seed)
     return torch.tensor([b.value - a.value for a, b in zip(y, x, strict=True)], dtype=torch.float64)
 
 

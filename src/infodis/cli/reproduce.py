@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from infodis.reproduce.experiment import Bench, Experiment, Outcome, Size
 
 LOG_SECONDS = 30
-STYLES = {"holds": "green", "holds in part": "yellow", "does not hold": "bold red", "not tested here": "dim"}
+STYLES = {
+    "holds": "green",
+    "holds in part": "yellow",
+    "undecided": "yellow",
+    "does not hold": "bold red",
+    "not tested here": "dim",
+}
 
 
 def reproduce(
@@ -68,7 +74,7 @@ def reproduce(
 
     [bold]infodis reproduce all --document docs/reproduction.md[/bold]
     """
-    from infodis.reproduce.catalog import experiments_named
+    from infodis.reproduce.catalog import EXPERIMENTS, experiments_named
     from infodis.reproduce.experiment import Bench
     from infodis.reproduce.writing import sections_of
 
@@ -81,6 +87,10 @@ def reproduce(
             raise InputError(f"There is no directory {document.parent} to write {document.name} to. Make it first.")
         sections_of(document)  # a file that is something else is told before the work
     chosen = experiments_named(name)
+    if document is not None and smoke:
+        raise InputError("A smoke run proves nothing, and is not written to a --document.")
+    if model is not None and name in (own := [one.name for one in EXPERIMENTS if one.own_model]):
+        raise InputError(f"{' and '.join(own)} have models of their own; --model is for the others.")
     size: Size = "full" if full else "smoke" if smoke else "laptop"
     done, failed = [], []
     for experiment in chosen:

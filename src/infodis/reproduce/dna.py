@@ -106,7 +106,7 @@ CAPTION = (
 
 def trained(bench: Bench, oracle: Oracle, recipe: Recipe) -> Model:
     """The network of a recipe, from where an earlier run left its training."""
-    bench.directory.mkdir(parents=True, exist_ok=True)
+    bench.keep("recipe", {"recipe": repr(recipe), "size": bench.size}, lambda: None)  # another one is refused
     for part, count in (("train", recipe.sequences), ("valid", 256)):
         _drawn(bench.directory / f"{part}.npy", oracle, count, recipe.model.length, stream(bench.seed, "dna", part))
     start = None if recipe.start is None else START
@@ -196,6 +196,7 @@ class DnaUnconditional:
     name = "dna-unconditional"
     title = "True and estimated likelihood: 128 DNA sequences"
     paper = "Figure 2(a) and its appendix"
+    own_model = True
 
     def recipe(self, bench: Bench) -> Recipe:
         small = ModelConfig(length=8, width=64, blocks=2, heads=8, positions=True, feed=16)
@@ -245,6 +246,7 @@ class DnaConditional:
     name = "dna-conditional"
     title = "True and estimated conditional likelihood: a Markov chain of DNA"
     paper = "Figure 2(b) and its appendix"
+    own_model = True
     PROMPT, LENGTH = 16, 32
 
     def recipe(self, bench: Bench) -> Recipe:

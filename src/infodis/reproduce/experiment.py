@@ -17,7 +17,8 @@ from infodis.train.loop import Progress, Validation, train
 Size = Literal["smoke", "laptop", "full"]
 SIZES: tuple[Size, ...] = ("smoke", "laptop", "full")
 
-Verdict = Literal["holds", "holds in part", "does not hold", "not tested here"]
+Verdict = Literal["holds", "holds in part", "undecided", "does not hold", "not tested here"]
+"""In part: in some of the cases. Undecided: the numbers are not sure enough to say."""
 
 SHARED = Path("..") / "shared" / "data"
 """Where data may lie beside a checkout."""
@@ -161,5 +162,7 @@ class Experiment(Protocol):
     title: str
     paper: str
     """Where in the paper it is."""
+    own_model: bool
+    """Whether it makes its own, and takes no other."""
 
     def run(self, bench: Bench) -> Outcome: ...

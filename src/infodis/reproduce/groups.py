@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from infodis.data import Tokenizer, text8_style
+from infodis.errors import InputError
 from infodis.rng import stream
 
 Row = dict[str, str]
@@ -40,18 +41,31 @@ def windows(text: str, count: int, shape: Shape, *, whole: bool = False) -> list
     step = max(shape.length + SPARE, len(text) // count)
     rows = []
     for number, start in enumerate(range(0, len(text) - shape.length - SPARE, step)):
-        begin = text.index(" ", start + shape.prompt) - shape.prompt if whole else text.index(" ", start) + 1
-        middle, end = begin + shape.prompt, begin + shape.length
-        rows.append({"id": f"{number}", "prompt": text[begin:middle], "response": text[middle:end]})
-    return rows[:count]
+        space = text.find(" ", start + shape.prompt if whole else start, start + shape.prompt + SPARE)
+        if space >= 0:
+            begin = space - shape.prompt if whole else space + 1
+            middle, end = begin + shape.prompt, begin + shape.length
+            rows.append({"id": f"{number}", "prompt": text[begin:middle], "response": text[middle:end]})
+    return enough(rows[:count], text, shape)
+
+
+def enough(rows: list[Row], text: str, shape: Shape) -> list[Row]:
+    """The rows, if there are two: with fewer there is nothing to compare."""
+    if len(rows) < 2:
+        raise InputError(
+            f"A text of {len(text):,} characters ({text[:20]!r} ...) has {len(rows)} windows of {shape.length} tokens "
+            "that begin with a word; at least 2 are needed. Take a longer one."
+        )
+    return rows
 
 
 def shuffled(rows: Sequence[Row]) -> Iterator[Row]:
-    """The same responses with their words in random order."""
+    """The same responses with their words in random order; the last one, which may be cut off, stays the last."""
     for row in rows:
-        words = row["response"].split(" ")
+        *words, last = row["response"].split()
         order = torch.randperm(len(words), generator=stream(0, "words", row["id"])).tolist()
-        yield {**row, "response": " ".join(words[n] for n in order)}
+        mixed = " ".join([*(words[n] for n in order), last])
+        yield {**row, "response": row["response"].replace(row["response"].strip(), mixed)}
 
 
 def elsewhere(rows: Sequence[Row]) -> Iterator[Row]:
@@ -105,8 +119,7 @@ class Cut:
             parts = self._text(block[: self.shape.prompt]), self._text(block[self.shape.prompt :])
             if np.array_equal(self.tokenizer.encode("".join(parts)), block):
                 good.append({"id": f"{start // length}", "prompt": parts[0], "response": parts[1]})
-        kept = min(count, len(good))
-        return [good[n * len(good) // kept] for n in range(kept)]
+        return thinned(enough(good, text, self.shape), count)
 
 
 def continued(records: Sequence[Mapping[str, Any]], field: str, cut: Cut, *, letters: bool = True) -> Iterator[Row]:

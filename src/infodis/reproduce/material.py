@@ -81,20 +81,26 @@ def _joined(rows: Iterable[Row]) -> str:
     return "".join(row["text"] for row in rows)
 
 
-def _rows_with(*needed: str) -> Callable[[Path], Rows]:
-    """A reader of JSONL and its relatives, all of whose rows have these fields."""
+_KINDS = {str: "a text", list: "a list", int: "a whole number"}
+
+
+def _rows_with(**needed: type) -> Callable[[Path], Rows]:
+    """A reader of JSONL and its relatives, all of whose rows have these fields, of these types."""
 
     def read(path: Path) -> Rows:
         found = list(entries(path))
         for row in found:
-            if lacking := [name for name in needed if name not in row.fields]:
-                raise InputError(f"{path}, line {row.line}: every row needs {', '.join(needed)}; no {lacking[0]}.")
+            for name, kind in needed.items():
+                if name not in row.fields:
+                    raise InputError(f"{path}, line {row.line}: every row needs {', '.join(needed)}; no {name}.")
+                if type(row.fields[name]) is not kind:
+                    raise InputError(f"{path}, line {row.line}: {name} must be {_KINDS[kind]}.")
         return [{**row.fields, "id": str(row.id)} for row in found]
 
     return read
 
 
-_QUESTIONS = _rows_with("x", "choices", "label")
+_QUESTIONS = _rows_with(x=str, choices=list, label=int)
 _A_QUESTION_A_LINE = "A row is {id, x, choices, label}: a question, its answers, and which is right, from 0 on; see "
 
 
@@ -176,14 +182,14 @@ TRIPLETS = Material(
     "triplets.jsonl",
     "A row is {prompt, chosen, rejected}; the paper's are safe and unsafe responses of "
     "huggingface.co/datasets/PKU-Alignment/BeaverTails.",
-    _rows_with("prompt", "chosen", "rejected"),
+    _rows_with(prompt=str, chosen=str, rejected=str),
     _data_set("PKU-Alignment/BeaverTails", "30k_train", _beavertails),
 )
 PAIRS = Material(
     "human_vs_llm_180.jsonl",
     "A row is {id, x, y_human, y_llm}: a beginning, how a human went on, and how GPT-4 did, such as the files of "
     "github.com/baoguangsheng/fast-detect-gpt hold for xsum, writing and pubmed.",
-    _rows_with("id", "x", "y_human", "y_llm"),
+    _rows_with(x=str, y_human=str, y_llm=str),
 )
 HELD_OUT = Material(
     "text8_valid_500k.txt.gz",

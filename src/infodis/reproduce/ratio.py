@@ -22,6 +22,7 @@ from infodis.reproduce.trials import (
     Measured,
     Question,
     chosen,
+    digest,
     mean_of,
     ratio_of,
     read,
@@ -58,6 +59,7 @@ class VarianceRatio:
     name = "variance-ratio"
     title = "Variance of log-likelihood ratios"
     paper = "Table 1(b)"
+    own_model = False
 
     def run(self, bench: Bench) -> Outcome:
         chains, triplets = Chains(bench), Triplets(bench)
@@ -126,7 +128,7 @@ class Chains:
         """Variances of blocks of runs, coupled and decoupled: their spread says how sure the averages are."""
         size = self.settings
         return [
-            ratios(*self._pairs[pair], request(name, rows), shared, size["runs"])
+            ratios(*self._pairs[pair], request(name, rows), shared, size["runs"], seed=self.bench.seed)
             .view(size["blocks"], -1)
             .var(1)
             .tolist()
@@ -142,7 +144,8 @@ class Chains:
             "Exact oracle: variance of the coupled ratio, and how many times it is below the decoupled one",
             ("pair", "design", *(f"{budget} rows" for budget in self.budgets)),
             rows,
-            f"Standard errors are over {self.settings['blocks']} blocks of runs. Less than 1 time: coupling harms.",
+            f"Standard errors are over {self.settings['blocks']} blocks of runs. Less than 1 time: coupling harms. The "
+            "time integral begins at level 0: its variance is infinite, and its numbers are what these runs met.",
         )
 
 
@@ -206,7 +209,8 @@ class Triplets:
     @functools.cached_property
     def _made(self) -> list[tuple[tuple[Question, str], dict[str, Any]]]:
         jobs = {f"{text.id}/{name}": (text, name) for text in self._kept for name in (*SINGLE, *PLANNED)}
-        made = self.bench.keep_each("triplets", self.size, list(jobs), lambda one: self._make(*jobs[one]))
+        settings = {**self.size, "texts": digest(self._kept)}
+        made = self.bench.keep_each("triplets", settings, list(jobs), lambda one: self._make(*jobs[one]))
         return list(zip(jobs.values(), made, strict=True))
 
     @functools.cached_property

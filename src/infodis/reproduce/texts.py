@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,11 +24,13 @@ from infodis.engine.jobs import ModelSpec
 from infodis.engine.local import InProcess
 from infodis.engine.run import Plan, run
 from infodis.engine.work import Job
+from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.files import atomic_text
 from infodis.inputs import Reading, cut
 from infodis.reproduce.experiment import Bench, Verdict
 from infodis.reproduce.groups import Row, unit_of
+from infodis.rng import key
 
 TOGETHER = 8
 """Rows of a shard: so many texts are lost, at most, when a run is killed."""
@@ -56,6 +58,7 @@ def measured(bench: Bench, name: str, rows: Sequence[Row], job: Job) -> Group:
     bench.directory.mkdir(parents=True, exist_ok=True)
     source = bench.directory / f"{name}.rows.jsonl"
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    bench.keep(f"{name}-settings", {**job.settings(), "texts": key(text)}, lambda: None)  # others are refused
     if not source.exists() or source.read_text(encoding="utf-8") != text:
         atomic_text(source, text)
     plan = Plan(
@@ -67,7 +70,10 @@ def measured(bench: Bench, name: str, rows: Sequence[Row], job: Job) -> Group:
         executor=InProcess(),
     )
     finished = run(plan, lambda state: bench.tell(name, state.done, state.rows))
-    return Group.read(name, plan.out, rejected=int(finished.totals.get("rejected", 0)))
+    if finished.rejected is not None:
+        reason = json.loads(finished.rejected.read_text(encoding="utf-8").splitlines()[0])["reason"]
+        raise InputError(f"{name}: {finished.totals['rejected']} of {len(rows)} texts cannot be scored: {reason}")
+    return Group.read(name, plan.out)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,8 +88,15 @@ class Versus:
     seed: int
 
     @staticmethod
-    def of(negative: Group, positive: Group, *, seed: int) -> "Versus":
-        matched = by_prompt(negative, positive)
+    def of(
+        negative: Group,
+        positive: Group,
+        *,
+        seed: int,
+        match: Callable[[Group, Group], tuple[Group, Group] | None] = by_prompt,
+    ) -> "Versus":
+        """Partners are rows that `match` finds: what they share is no difference between the groups."""
+        matched = match(negative, positive)
         if matched is None:
             return Versus(negative, positive, False, None, seed)
         units = [unit_of(str(record["id"])) for record in matched[1].records]
@@ -172,7 +185,7 @@ class Precision:
     """Root mean square of the standard errors, in nats per text."""
     error_of_it: float
     noise: float
-    """The share of the spread of nats per token within groups that comes from the masks drawn."""
+    """The share of the variance of nats per token within groups that comes from the masks drawn."""
 
     @staticmethod
     def of(versus: Versus, evaluations: int) -> "Precision":
@@ -188,9 +201,13 @@ class Precision:
     def told(self) -> str:
         return f"{self.error:.3g} ± {self.error_of_it:.1g} nats"
 
-    def rows_against(self, other: "Precision") -> float:
-        """How many times the rows of the other it would take to be as sure as the other is."""
-        return (self.error / other.error) ** 2 * self.evaluations / other.evaluations if other.error > 0 else math.inf
+    def rows_for(self, other: "Precision") -> tuple[float, float]:
+        """How many rows of a text it would take to be as sure as the other is, with the standard error of that."""
+        if not other.error > 0:
+            return math.inf, math.nan
+        rows = (self.error / other.error) ** 2 * self.evaluations
+        relative = math.hypot(self.error_of_it / self.error, other.error_of_it / other.error) if self.error > 0 else 0.0
+        return rows, 2 * rows * relative
 
 
 def mean_difference(one: Versus, other: Versus) -> tuple[float, float]:
@@ -209,7 +226,7 @@ def separated(area: Interval) -> Verdict:
     """Whether scores tell groups apart: reliably, at all, or not."""
     if area.low > 0.5:
         return "holds" if area.low >= RELIABLE else "holds in part"
-    return "not tested here" if undecided(area) else "does not hold"
+    return "undecided" if undecided(area) else "does not hold"
 
 
 def told(area: Interval | None) -> str | None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,9 @@ def questions(bench: Bench, data: Material[Rows]) -> list[Question]:
 
 def _question(row: dict[str, Any], seed: int) -> Question:
     choices, label = row["choices"], row["label"]
-    if not isinstance(choices, list) or not isinstance(label, int) or not 0 <= label < len(choices):
+    if not all(isinstance(choice, str) for choice in choices):
+        raise InputError(f"Question {row['id']}: choices must be texts.")
+    if not 0 <= label < len(choices):
         raise InputError(f"Question {row['id']}: label must be the number of one of its choices, got {label!r}.")
     wrong = [choice for number, choice in enumerate(choices) if number != label]
     if not wrong:
@@ -83,6 +85,11 @@ def chosen(found: Sequence[Question], fits: Callable[[Question], bool], *, count
     return kept
 
 
+def digest(texts: Iterable[Question]) -> int:
+    """A number that other texts do not have."""
+    return key(*(part for one in texts for part in (one.id, one.prompt, one.right, one.wrong)))
+
+
 def spelled(model: Model, text: str) -> str:
     """As the model can read it: in the letters of text8, if it has no others."""
     tokenizer = model.tokenizer
@@ -91,8 +98,13 @@ def spelled(model: Model, text: str) -> str:
 
 
 def read(model: Model, prompt: str, response: str, *, window: int) -> Item | None:
-    """A response after as much of the end of its prompt as fits; None if that leaves the prompt less than `ROOM`."""
-    row = model.read(spelled(model, response), prompt=spelled(model, prompt) + " ")
+    """A response after as much of the end of its prompt as fits; None if that leaves the prompt less than `ROOM`.
+
+    Nor is there one if nothing of the response can be spelled.
+    """
+    if not (wanted := spelled(model, response)):
+        return None
+    row = model.read(wanted, prompt=spelled(model, prompt) + " ")
     if len(row.target) > window - ROOM:
         return None
     cut = max(0, len(row.tokens) - window)
@@ -123,10 +135,10 @@ class Measured:
         return self.value, self.value - 2 * self.error, self.value + 2 * self.error
 
     def at_least(self, bound: float) -> Verdict:
-        """Whether it is so large, beyond two standard errors; in part, if only as it stands."""
-        if self.value < bound:
-            return "does not hold"
-        return "holds" if self.value - 2 * self.error >= bound else "holds in part"
+        """Whether it is so large, or is not, beyond two standard errors."""
+        if self.value - 2 * self.error >= bound:
+            return "holds"
+        return "does not hold" if self.value + 2 * self.error < bound else "undecided"
 
 
 def mean_of(values: Sequence[float]) -> Measured:

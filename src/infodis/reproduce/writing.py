@@ -18,7 +18,7 @@ from infodis.report.values import Finding, Report, Table
 from infodis.reproduce.experiment import Bench, Experiment, Outcome
 
 Done = tuple[Experiment, Outcome, Bench]
-MARKS = {"holds": "✓", "holds in part": "~", "does not hold": "✗", "not tested here": "–"}
+MARKS = {"holds": "✓", "holds in part": "~", "undecided": "?", "does not hold": "✗", "not tested here": "–"}
 
 
 def write_outcome(experiment: Experiment, outcome: Outcome, bench: Bench) -> None:
