@@ -24,7 +24,7 @@ from infodis.oracle import Table
 from infodis.report.values import Table as Shown
 from infodis.reproduce import dna, theory
 from infodis.reproduce.catalog import EXPERIMENTS, experiments_named
-from infodis.reproduce.dna import DnaConditional, DnaUnconditional, Fit
+from infodis.reproduce.dna import DnaConditional, DnaUnconditional, Fit, Match
 from infodis.reproduce.experiment import Bench, Claim, Experiment, Outcome
 from infodis.reproduce.start import Memories, Neighbours, begin
 from infodis.reproduce.writing import markdown, write_all, write_document
@@ -110,15 +110,16 @@ def test_a_perfect_network_is_told_as_such(listed: tuple[Table, list[Item]], tmp
     oracle, items = listed
     found = dna.fit(Bench(tmp_path), "all", oracle, oracle, items, Request(Enumerate(), evaluations=31))
     assert float(found.distance.max()) < 1e-9
-    assert found.correlation > 1 - 1e-9
-    assert dna._matches(found, close=0.05, alike=0.95) == "holds"
+    assert found.correlation.value > 1 - 1e-9
+    assert Match(close=0.05, alike=0.95).verdict(found) == "holds"
 
 
 def test_a_network_that_errs_is_told_as_such(listed: tuple[Table, list[Item]], tmp_path: Path) -> None:
     oracle, items = listed
     wrong = Perturbed(oracle, scale=1.0)
     found = dna.fit(Bench(tmp_path), "all", wrong, oracle, items, Request(Enumerate(), evaluations=31))
-    assert dna._matches(found, close=0.05, alike=0.95) == "does not hold"
+    assert Match(close=0.05, alike=0.95).verdict(found) == "does not hold"
+    assert Match(close=10, alike=0.95).verdict(found) == "holds in part"
     assert float(found.distance.mean()) > 0.1
 
 
@@ -136,7 +137,7 @@ def test_pairs_in_the_same_order_are_counted() -> None:
     ours = Fit(values, values, torch.zeros(3).double(), 1.0)
     swapped = Fit(values, values[[1, 0, 2]], torch.ones(3).double(), 1.0)
     assert dna._order_claim(ours, ours).verdict == "holds"
-    assert "67 %" in dna._order_claim(swapped, ours).found
+    assert "67 ± 67 %" in dna._order_claim(swapped, ours).found
     assert dna._order_claim(swapped, ours).verdict == "does not hold"
 
 

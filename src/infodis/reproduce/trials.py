@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from infodis.data import ALPHABETS, Characters, text8_style
 from infodis.errors import InputError
@@ -150,11 +151,17 @@ def mean_of(values: Sequence[float]) -> Measured:
 def ratio_of(above: Sequence[float], below: Sequence[float]) -> Measured:
     """An average over texts divided by another one over the same texts; the error by leaving out one text at a time."""
     top, bottom = (torch.tensor(list(values), dtype=torch.float64) for values in (above, below))
-    value = float(top.sum() / bottom.sum())
-    count = len(top)
-    without = (top.sum() - top) / (bottom.sum() - bottom)
+    return without_one(len(top), lambda kept: float(top[kept].sum() / bottom[kept].sum()))
+
+
+def without_one(count: int, of: Callable[[slice | Tensor], float]) -> Measured:
+    """Something of `count` texts, and its standard error by leaving out one at a time: `of` is told which to keep."""
+    if count < 2:
+        return Measured(of(slice(None)), math.nan)
+    every = torch.arange(count)
+    without = torch.tensor([of(every[every != one]) for one in range(count)], dtype=torch.float64)
     spread = float((without - without.mean()).square().sum()) * (count - 1) / count
-    return Measured(value, math.sqrt(spread) if count > 1 else math.nan)
+    return Measured(of(slice(None)), math.sqrt(spread))
 
 
 def spread_of(values: Sequence[float]) -> float:
