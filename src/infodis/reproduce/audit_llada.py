@@ -233,8 +233,8 @@ def _higher(found: list[Compared], model: str) -> Claim:
     note = " The model's own text stands for that of another one here." if one.author == OWN else ""
     return Claim(
         "Responses by a language model tend to receive higher average likelihoods than those of the dataset.",
-        f"{model}: the log likelihood of {one.author} is that of {one.dataset.name} {_difference(one.likely)} nats per "
-        f"token, higher in "
+        f"{model}: the log likelihood of {one.author} minus that of {one.dataset.name} is {_difference(one.likely)} "
+        f"nats per token, above zero in "
         f"{_wins(one.likely)}; AUROC {interval_text(one.likely.auroc)}, p = {p_text(one.likely.p_value)} "
         f"(the paper's estimator: AUROC {interval_text(one.likely_by_theirs.auroc)}).{note}{_of(model)}",
         verdict_on(one) if model == LARGE else "not tested here",
@@ -279,8 +279,8 @@ def _beside(one: Compared) -> str:
     if one.trivial is None:
         return f"There are too few texts to say whether characters alone tell {one.name}."
     return (
-        f"Counting characters, without a model, tells {one.author} from {one.dataset.name} with AUROC "
-        f"{interval_text(one.trivial)}."
+        f"A classifier of characters that was trained on labelled texts tells {one.author} from {one.dataset.name} "
+        f"with AUROC {interval_text(one.trivial)}."
     )
 
 
@@ -320,8 +320,8 @@ def _table(found: list[Compared]) -> Table:
         "How much likelier generated continuations are, by our estimator",
         (*columns, "characters, AUROC"),
         rows,
-        "Intervals at 95 %; p by swapping the texts of pairs. 'characters' is a classifier that counts them, without a "
-        "model; none where texts are few.",
+        "Intervals at 95 %; p by swapping the texts of pairs. 'characters' is a classifier of up to three in a row, "
+        "trained on labelled texts of both groups; none where texts are few.",
     )
 
 

@@ -33,7 +33,7 @@ Numbers = Float64[Tensor, " items"]
 
 PAPER_DRAWS = 2**15
 OURS = Request()
-START, UNTRAINED = "start", "before training"
+START, TRUE, UNTRAINED = "start", "true conditionals instead of the network's, ours, 128 rows", "before training"
 REMEMBERED = 20_000
 """Sequences of the training data that a start may look at."""
 BATCH = 8
@@ -167,11 +167,15 @@ def fit(bench: Bench, name: str, model: Predictor, oracle: Oracle, items: Sequen
     return Fit(torch.tensor(true, dtype=torch.float64), values, errors, float(spent.mean()))
 
 
-def before(bench: Bench, recipe: Recipe, oracle: Oracle, items: Sequence[Item], request: Request) -> dict[str, Fit]:
-    """The same for the weights that a training began with, if they were no usual ones: what did it have to learn?"""
+def beside(bench: Bench, recipe: Recipe, oracle: Oracle, items: Sequence[Item], request: Request) -> dict[str, Fit]:
+    """What to hold the network against, by our default: the true conditionals, which leave the estimator's error alone.
+
+    And, by `request`, the weights that a training began with if they were no usual ones: what did it have to learn?
+    """
+    true = {TRUE: fit(bench, "true", oracle, oracle, items, OURS)}
     if recipe.start is None:
-        return {}
-    return {UNTRAINED: fit(bench, "before", load(bench.directory / START), oracle, items, request)}
+        return true
+    return {**true, UNTRAINED: fit(bench, "before", load(bench.directory / START), oracle, items, request)}
 
 
 def _errors(fits: dict[str, Fit]) -> Table:
@@ -254,7 +258,7 @@ class DnaUnconditional:
             "ours, 128 rows": fit(bench, "ours", model, oracle, items, OURS),
         }
         exact, paper, ours = fits.values()
-        untrained = before(bench, recipe, oracle, items, Request(Enumerate(), evaluations=255))
+        others = beside(bench, recipe, oracle, items, Request(Enumerate(), evaluations=255))
         return Outcome(
             _about(recipe, "drawn from a list of 128 sequences of 8 letters, softmax of uniform scores at 0.5"),
             (
@@ -265,12 +269,12 @@ class DnaUnconditional:
                 ),
                 _draws_claim(draws, paper, exact),
             ),
-            (_errors({**fits, **untrained}),),
+            (_errors({**fits, **others}),),
             (
                 _calibration(fits, "All 128 sequences", "On the diagonal the network, and the estimator, are right."),
                 _ranked(ours, "sequence, likeliest first"),
             ),
-            {name: one.numbers() for name, one in {**fits, **untrained}.items()},
+            {name: one.numbers() for name, one in {**fits, **others}.items()},
         )
 
 
@@ -300,7 +304,7 @@ class DnaConditional:
         count = bench.pick(4, 256, 256)
         fresh = oracle.sample(count, length=self.LENGTH, generator=stream(bench.seed, "dna", "test"))
         items = [Item.read(row, context=range(self.PROMPT)) for row in fresh]
-        few = items[: bench.pick(2, 16, 64)]
+        few = items[: bench.pick(3, 16, 64)]
         draws = bench.pick(64, PAPER_DRAWS, PAPER_DRAWS)
         rows = bench.pick(64, 1_024, 1_024)
         fits = {
@@ -310,7 +314,7 @@ class DnaConditional:
             "the paper's, 100 draws": fit(bench, "hundred", model, oracle, items, _paper(100)),
         }
         sharp, _, _, hundred = fits.values()
-        untrained = before(bench, recipe, oracle, items, OURS)
+        others = beside(bench, recipe, oracle, items, OURS)
         return Outcome(
             _about(recipe, "windows of 32 letters of a Markov chain of order 4 (5 M letters), scored as 16 given 16"),
             (
@@ -321,16 +325,16 @@ class DnaConditional:
                 ),
                 _order_claim(hundred, sharp),
             ),
-            (_errors({**fits, **untrained}),),
+            (_errors({**fits, **others}),),
             (
                 _calibration(
-                    {name: fits[name] for name in (list(fits)[0], list(fits)[2])},
+                    {name: fits[name] for name in (next(iter(fits)), list(fits)[2])},
                     "Held-out windows",
                     "Responses of 16 letters given 16. On the diagonal the network, and the estimator, are right.",
                 ),
                 _ranked(sharp, "window, likeliest first"),
             ),
-            {name: one.numbers() for name, one in {**fits, **untrained}.items()},
+            {name: one.numbers() for name, one in {**fits, **others}.items()},
         )
 
 

@@ -245,7 +245,7 @@ def _unrelated(found: Findings) -> Claim:
 def _by_pairs(found: Separation) -> str:
     if found.pairs is None:
         return ""
-    return f", and cost {_signed(found.pairs.difference)} nats per token more ({p_text(found.p_value)})"
+    return f", and cost {_signed(found.pairs.difference)} nats per token more (p = {p_text(found.p_value)})"
 
 
 def _model_or_letters(found: Findings) -> Claim:
