@@ -380,6 +380,15 @@ def test_an_impossibility_that_only_the_pilot_sees_counts():
     assert all(bool(e.per_token[1:].isfinite().all()) and e.per_token[0] == math.inf for e in found)
 
 
+def test_auto_is_exact_on_a_list_of_sequences_though_pilots_meet_certain_tokens():
+    """The paper's list: for some of its 128 sequences the pilot's masks leave nothing open."""
+    oracle = Table.dna(0)
+    items = [Item.read(row) for row in oracle.sequences]
+    for item, found in zip(items, estimate_items(oracle, items, Request(), seed=0), strict=True):
+        assert found.design == Orders()
+        assert found.value == pytest.approx(-oracle.log_prob(item.tokens), abs=1e-9)
+
+
 def test_auto_keeps_to_its_budget():
     for length, rows in ((64, 128), (100, 205), (300, 640), (16, 40)):
         noisy = Perturbed(CHAIN, scale=0.01)

@@ -36,6 +36,9 @@ WeightedMasks = tuple[Bool[Tensor, "batch rows length"], Float64[Tensor, "batch 
 LONGEST_ENUMERATION = 20
 """`Enumerate` lists 2^m - 1 masks; past this length that is more than a million."""
 
+AGREEMENT = 1e-20
+"""Nats squared: conditionals whose sums differ by less agree, but for rounding."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -479,7 +482,8 @@ class Auto(MaskDesign):
             0.75 * length * _commutators(base, stars).square().mean() / self.orders.layout(length, left).replicates
         )
         typical = length / rows * _spread(base, stars[:, 0])
-        if bool(predicted < typical):  # an inf or NaN among the surprisals compares false: Tiled reports it
+        # a pilot may meet nothing but certain tokens, and not tell; an inf or NaN compares false, and Tiled reports it
+        if bool(predicted < typical) or bool(predicted <= AGREEMENT):
             return self.orders, left
         return self.tiled, max(rows - spent, 2)
 
