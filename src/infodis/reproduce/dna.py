@@ -316,7 +316,7 @@ class DnaConditional:
         sharp, _, _, hundred = fits.values()
         others = beside(bench, recipe, oracle, items, OURS)
         return Outcome(
-            _about(recipe, "windows of 32 letters of a Markov chain of order 4 (5 M letters), scored as 16 given 16"),
+            _about(recipe, "of 32 letters, 5 M together, of a Markov chain of order 4; scored as 16 given 16"),
             (
                 Match(close=0.15, alike=0.99).claim(
                     "Estimated conditional likelihoods closely match the true ones.",
