@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/audit_text8.py --data DIR --out out/audit
 
-A row is a prompt of 128 characters and a response of 128. The first group are windows of data/text8_valid.txt.gz, which
+A row is a prompt of 128 characters and a response of 128 that begins with a word: at a word cut in two, a foreign
+response is told by that word. The first group are windows of data/text8_valid.txt.gz, which
 the model has not seen. The others, all in the letters of text8:
 
     shuffled     the same responses with their words in random order
@@ -54,7 +55,7 @@ HELD_OUT = Path(__file__).parents[1] / "data" / "text8_valid.txt.gz"
 
 
 def groups(data: Path | None, count: int) -> Iterator[tuple[str, list[Row]]]:
-    held = windows(gzip.decompress(HELD_OUT.read_bytes()).decode(), count, SHAPE)
+    held = windows(gzip.decompress(HELD_OUT.read_bytes()).decode(), count, SHAPE, whole=True)
     yield "text8", held
     yield "shuffled", list(shuffled(held))
     yield "elsewhere", list(elsewhere(held))
@@ -65,7 +66,7 @@ def groups(data: Path | None, count: int) -> Iterator[tuple[str, list[Row]]]:
     if data is not None and (prose := data / CHINESE.file).exists():
         letters = transliterated(CHINESE.read(prose))
         if letters is not None:
-            yield "chinese", windows(letters, count, SHAPE)
+            yield "chinese", windows(letters, count, SHAPE, whole=True)
 
 
 def examined(name: str, rows: list[Row], out: Path, evaluations: int) -> Group:

@@ -72,6 +72,7 @@ def test_shuffled_words_keep_their_spaces_and_what_is_cut_off_stays_at_the_end()
             assert "  " not in after
             assert (after[0] == " ", after[-1] == " ", len(after)) == (before[0] == " ", before[-1] == " ", 64)
             assert after.split()[-1] == before.split()[-1]
+            assert before[0] == " " or after.split()[0] == before.split()[0]
             assert sorted(after.split()) == sorted(before.split())
             assert after != before
 

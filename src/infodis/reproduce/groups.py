@@ -60,11 +60,13 @@ def enough(rows: list[Row], text: str, shape: Shape) -> list[Row]:
 
 
 def shuffled(rows: Sequence[Row]) -> Iterator[Row]:
-    """The same responses with their words in random order; the last one, which may be cut off, stays the last."""
+    """The same responses with their words in random order. Pieces of words at both ends stay where they are."""
     for row in rows:
         *words, last = row["response"].split()
+        first = [] if row["response"].startswith(" ") else words[:1]
+        words = words[len(first) :]
         order = torch.randperm(len(words), generator=stream(0, "words", row["id"])).tolist()
-        mixed = " ".join([*(words[n] for n in order), last])
+        mixed = " ".join([*first, *(words[n] for n in order), last])
         yield {**row, "response": row["response"].replace(row["response"].strip(), mixed)}
 
 
