@@ -142,6 +142,11 @@ class Measured:
         return "does not hold" if self.value + 2 * self.error < bound else "undecided"
 
 
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of several cases: what they agree on, or else that it holds in part."""
+    return verdicts[0] if len(set(verdicts)) == 1 else "holds in part"
+
+
 def mean_of(values: Sequence[float]) -> Measured:
     """An average over texts."""
     read = torch.tensor(list(values), dtype=torch.float64)
