@@ -1,5 +1,9 @@
 """All of infodis is type- and shape-checked while the tests run; nothing is in production."""
 
+import os
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # virtual machines announce AMX that they cannot run
+
 import torch
 from jaxtyping import install_import_hook
 

@@ -162,7 +162,8 @@ def test_ratio_against_log_ratio(tmp_path):
         assert abs(record["value"] - exact) < 5 * error + 1e-3  # false alarms: fewer than 1 in 10^6, were errors normal
     same = tmp_path / "same.jsonl"
     invoke("ratio", path, "--out", same, "--reference", "text8-tiny", "--evaluations", "16", "--threads", "1")
-    assert [(record["quantity"], record["value"]) for record in read(same)] == [("margin", 0.0)] * 2
+    assert [record["quantity"] for record in read(same)] == ["margin"] * 2
+    assert max(abs(record["value"]) for record in read(same)) < 1e-4  # but for rounding in float32
 
 
 def test_choose_names_the_right_ending(tmp_path):
