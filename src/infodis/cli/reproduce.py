@@ -76,19 +76,14 @@ def reproduce(
     """
     from infodis.reproduce.catalog import EXPERIMENTS, experiments_named
     from infodis.reproduce.experiment import Bench
-    from infodis.reproduce.writing import sections_of
 
     if full and smoke:
         raise InputError("--full and --smoke are two sizes; choose one.")
     if data is not None and not data.exists():
         raise InputError(f"There is no {data}. --data names a directory with texts, or a file of triplets.")
     if document is not None:
-        if not document.parent.is_dir():
-            raise InputError(f"There is no directory {document.parent} to write {document.name} to. Make it first.")
-        sections_of(document)  # a file that is something else is told before the work
+        _check_document(document, smoke=smoke)
     chosen = experiments_named(name)
-    if document is not None and smoke:
-        raise InputError("A smoke run proves nothing, and is not written to a --document.")
     if model is not None and name in (own := [one.name for one in EXPERIMENTS if one.own_model]):
         raise InputError(f"{' and '.join(own)} have models of their own; --model is for the others.")
     size: Size = "full" if full else "smoke" if smoke else "laptop"
@@ -104,6 +99,17 @@ def reproduce(
     _write_together(done, out / size, document, name=name)
     if failed:
         raise InputError(f"Not run: {', '.join(failed)}, see above. The others are in {out / size}.")
+
+
+def _check_document(document: Path, *, smoke: bool) -> None:
+    """What cannot be written to is told before the work."""
+    from infodis.reproduce.writing import sections_of
+
+    if not document.parent.is_dir():
+        raise InputError(f"There is no directory {document.parent} to write {document.name} to. Make it first.")
+    if smoke:
+        raise InputError("A smoke run proves nothing, and is not written to a --document.")
+    sections_of(document)
 
 
 def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome, Bench]":
