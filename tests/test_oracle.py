@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chi2, chisquare
 
 from infodis.errors import InputError
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Oracle, Table
@@ -118,6 +118,40 @@ def test_paper_toys():
     assert chain.transitions.shape == (4,) * 5
     moved = (chain.start.unsqueeze(-1) * chain.transitions).sum(0)
     assert torch.allclose(moved, chain.start, atol=1e-14)
+
+
+def test_a_chain_is_counted():
+    """By hand for five tokens; from many, chi-squared of counts given their contexts (one in 10,000 by chance)."""
+    counted = MarkovChain.counted(torch.tensor([[0, 1, 1, 0, 1]]), order=1, vocab_size=2)
+    assert torch.allclose(counted.transitions, torch.tensor([[0.5, 2.5], [1.5, 1.5]]).double() / 3)
+    chain = MarkovChain.random(order=2, vocab_size=3, temperature=0.5, seed=1)
+    rows = chain.sample(20_000, length=8, generator=stream(0, "counted"))
+    context = (rows[:, :-2] * 3 + rows[:, 1:-1]).flatten()
+    visits = context.bincount(minlength=9).view(3, 3, 1)
+    found = MarkovChain.counted(rows, order=2, vocab_size=3, prior=1e-9)
+    assert chi_squared(found, chain, visits) < CHI_SQUARED_18
+    assert chi_squared(found, MarkovChain(chain.transitions.transpose(0, 1)), visits) > 10 * CHI_SQUARED_18
+
+
+CHI_SQUARED_18 = float(chi2.isf(1e-4, 18))
+
+
+def chi_squared(found: MarkovChain, chain: MarkovChain, visits: torch.Tensor) -> float:
+    return float((visits * (found.transitions - chain.transitions) ** 2 / chain.transitions).sum())
+
+
+@pytest.mark.parametrize(
+    ("rows", "order", "prior", "message"),
+    [
+        (torch.zeros(2, 2, dtype=torch.int64), 2, 0.5, "more than `order` tokens"),
+        (torch.zeros(2, 4, dtype=torch.int64), 0, 0.5, "order >= 1"),
+        (torch.zeros(2, 4, dtype=torch.int64), 1, 0.0, "prior > 0"),
+        (torch.full((2, 4), 3), 1, 0.5, r"0 \.\. 2, got 3 \.\. 3"),
+    ],
+)
+def test_what_cannot_be_counted_is_told(rows, order, prior, message):
+    with pytest.raises(InputError, match=message):
+        MarkovChain.counted(rows, order=order, vocab_size=3, prior=prior)
 
 
 def test_a_periodic_chain_has_a_stationary_distribution():

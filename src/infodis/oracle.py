@@ -381,6 +381,22 @@ class MarkovChain(_Chain):
         u = uniforms(*(vocab_size,) * (order + 1), generator=stream(seed, "MarkovChain.random"))
         return MarkovChain(torch.softmax(u / temperature, dim=-1))
 
+    @staticmethod
+    def counted(rows: Tokens, *, order: int, vocab_size: int, prior: float = 0.5) -> "MarkovChain":
+        """The chain of the frequencies in some rows; `prior` is what every count begins with."""
+        if order < 1 or rows.ndim != 2 or rows.shape[1] <= order or prior <= 0:
+            raise InputError(
+                "Counting needs order >= 1, rows of more than `order` tokens and prior > 0; got order "
+                f"{order}, rows of shape {tuple(rows.shape)} and prior {prior:g}."
+            )
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < vocab_size:
+            raise InputError(f"Tokens must be 0 .. {vocab_size - 1}, got {int(rows.min())} .. {int(rows.max())}.")
+        powers = vocab_size ** torch.arange(order, -1, -1)
+        codes = sum(rows[:, place : rows.shape[1] - order + place] * powers[place] for place in range(order + 1))
+        seen = torch.as_tensor(codes).flatten().bincount(minlength=vocab_size ** (order + 1)).double() + prior
+        counts = seen.view((vocab_size,) * (order + 1))
+        return MarkovChain(counts / counts.sum(-1, keepdim=True))
+
     @property
     def order(self) -> int:
         return self.transitions.ndim - 1
