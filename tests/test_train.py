@@ -395,6 +395,30 @@ def test_a_second_stage_starts_where_the_first_ended(tmp_path):
         run(second, tmp_path / "third")
 
 
+def test_a_teacher_takes_the_place_of_the_letters(tmp_path):
+    """After as many steps, what was learned from the data's own chain is nearer to it; another chain leads astray."""
+    path = prepare(tmp_path, loss="flat-dce", steps=60)
+    rows = CHAIN.sample(200, length=12, generator=stream(1, "held out"))
+    rows = torch.where(torch.rand(rows.shape, generator=stream(2, "hidden")) < 0.3, 4, rows)
+    true = CHAIN.log_conditionals(rows)[rows == 4]
+    distance = {}
+    other = MarkovChain.random(order=1, vocab_size=4, temperature=0.2, seed=99)
+    for name, teacher in {"letters": None, "taught": CHAIN, "misled": other}.items():
+        out = tmp_path / name
+        train(read_config(path), out, base=tmp_path, resume=False, watcher=Silent(), teacher=teacher)
+        found = load(out).log_conditionals(rows)[rows == 4].double()
+        distance[name] = float((true.exp() * (true - found)).sum(-1).mean())
+    assert distance["taught"] < distance["letters"] < distance["misled"]
+    said = [checkpoint.read_spec(locate(tmp_path / name)).about.get("teacher") for name in ("letters", "taught")]
+    assert said == [None, "MarkovChain"]
+
+
+def test_score_networks_have_no_teacher(tmp_path):
+    path = prepare(tmp_path, network="sedd", loss="t-dse", steps=2)
+    with pytest.raises(InputError, match="needs a cross-entropy, not 't-dse'"):
+        train(read_config(path), tmp_path / "run", base=tmp_path, resume=False, watcher=Silent(), teacher=CHAIN)
+
+
 def test_command_line_tells_mistakes_in_one_line(tmp_path):
     done = subprocess.run(command(tmp_path / "no.toml", tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -130,6 +130,32 @@ class TimeDCE(CrossEntropy):
 
 
 @dataclasses.dataclass(frozen=True)
+class Taught(Loss):
+    """A cross-entropy against what a teacher says about the masked tokens, instead of the tokens themselves.
+
+    Where the teacher is right, this is the mean of the other over all that the tokens might have been: the same
+    optimum, without the noise of having seen one of them. The teacher runs where noise is drawn, without gradients.
+    """
+
+    untaught: CrossEntropy
+    teacher: Predictor
+
+    def draw(self, tokens: Tokens, *, vocab_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        if self.teacher.vocab_size != vocab_size:
+            raise InputError(
+                f"A teacher must know its pupil's tokens: it has {self.teacher.vocab_size}, the pupil {vocab_size}."
+            )
+        masked, weight = self.untaught.draw(tokens, vocab_size=vocab_size, generator=generator)
+        with torch.no_grad():
+            said = self.teacher.log_conditionals(torch.where(masked, self.teacher.mask_token, tokens))[masked]
+        return masked, weight, said.exp().float()
+
+    def value(self, network: Any, tokens: Tokens, noise: tuple[Tensor, ...]) -> PerRow:
+        masked, weight, said = noise
+        return (weight * network.cross_entropy(tokens, masked, said)).sum(-1)
+
+
+@dataclasses.dataclass(frozen=True)
 class ScoreEntropy(Loss):
     """t-DSE, a loss of score networks: time uniform, score entropy of the noised sequence times sigma(t) [eq:t-dse]."""
 

@@ -56,9 +56,19 @@ class Network(nn.Module):
 
     def surprisal(self, tokens: Tokens, masked: Places) -> Float[Tensor, "rows length"]:
         """-log p of the masked tokens, with gradients. The last layer runs at masked positions only."""
-        features = self.features(torch.where(masked, self.mask_token, tokens), at=masked)
-        found = F.cross_entropy(self.logits(features).float(), tokens[masked], reduction="none")
-        return torch.zeros(masked.shape, dtype=found.dtype, device=found.device).index_put((masked,), found)
+        found = F.cross_entropy(self._logits_at(tokens, masked), tokens[masked], reduction="none")
+        return _spread(found, masked)
+
+    def cross_entropy(
+        self, tokens: Tokens, masked: Places, wanted: Float[Tensor, "places vocab"]
+    ) -> Float[Tensor, "rows length"]:
+        """The mean of -log p over tokens that are distributed as `wanted` at masked positions, with gradients."""
+        found = F.log_softmax(self._logits_at(tokens, masked), dim=-1)
+        terms = wanted * found.where(wanted > 0, 0.0)  # what never happens costs nothing, even where log p is -inf
+        return _spread(-terms.sum(-1), masked)
+
+    def _logits_at(self, tokens: Tokens, masked: Places) -> Float[Tensor, "places vocab"]:
+        return self.logits(self.features(torch.where(masked, self.mask_token, tokens), at=masked)).float()
 
     @torch.no_grad()
     def costs(
@@ -87,6 +97,11 @@ class Network(nn.Module):
             own[here] = block[here, tokens[here] - start]
             total = torch.logaddexp(total, _log_sum_exp(block))
         return total - own
+
+
+def _spread(found: Float[Tensor, " places"], masked: Places) -> Float[Tensor, "rows length"]:
+    """One number for each masked position, 0 elsewhere."""
+    return torch.zeros(masked.shape, dtype=found.dtype, device=found.device).index_put((masked,), found)
 
 
 def _log_sum_exp(block: Float[Tensor, "places columns"]) -> Float[Tensor, " places"]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from infodis.engine.jobs import ModelSpec
 from infodis.errors import InputError
 from infodis.files import atomic_text
+from infodis.predictor import Predictor
 from infodis.report.values import Figure, Table
 from infodis.train.config import Config
 from infodis.train.loop import Progress, Validation, train
@@ -90,10 +91,10 @@ class Bench:
                     print(json.dumps({"key": key, "value": known[key]}), file=file, flush=True)
         return [known[key] for key in keys]
 
-    def trained(self, name: str, config: Config) -> Path:
+    def trained(self, name: str, config: Config, teacher: Predictor | None = None) -> Path:
         """A training run in the directory, from where it is; `config` names its files relative to the directory."""
-        out = self.directory / name
-        train(config, out, base=self.directory, resume=out.exists(), watcher=_Training(name, self.tell))
+        out, watcher = self.directory / name, _Training(name, self.tell)
+        train(config, out, base=self.directory, resume=out.exists(), watcher=watcher, teacher=teacher)
         return out
 
     def find(self, name: str) -> Path | None:

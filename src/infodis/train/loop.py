@@ -32,6 +32,7 @@ from infodis.item import Item
 from infodis.model import POINTER, Model, locate, read_pointer
 from infodis.nets import initialise
 from infodis.nets.network import Network
+from infodis.predictor import Predictor
 from infodis.schedule import SCHEDULES
 from infodis.train.config import Config
 from infodis.train.devices import Devices
@@ -78,8 +79,13 @@ class Watcher(Protocol):
     def message(self, text: str) -> None: ...
 
 
-def train(config: Config, out: Path, *, base: Path, resume: bool, watcher: Watcher) -> Path:
-    """Train, writing checkpoints and metrics to `out`; the directory of the best checkpoint."""
+def train(
+    config: Config, out: Path, *, base: Path, resume: bool, watcher: Watcher, teacher: Predictor | None = None
+) -> Path:
+    """Train, writing checkpoints and metrics to `out`; the directory of the best checkpoint.
+
+    With a teacher, what it says about masked tokens is learned, instead of the tokens themselves.
+    """
     devices = Devices(config.run.device)
     with contextlib.ExitStack() as stack:
         stack.callback(devices.close)
@@ -87,7 +93,7 @@ def train(config: Config, out: Path, *, base: Path, resume: bool, watcher: Watch
             stack.enter_context(locked(out))
             for place in (out, out / "data"):
                 remove_unfinished(place)
-        return _Run(config, out, base, devices, watcher, resume=resume).go()
+        return _Run(config, out, base, devices, watcher, teacher, resume=resume).go()
 
 
 class _Objective(nn.Module):
@@ -103,11 +109,19 @@ class _Objective(nn.Module):
 
 class _Run:
     def __init__(
-        self, config: Config, out: Path, base: Path, devices: Devices, watcher: Watcher, *, resume: bool
+        self,
+        config: Config,
+        out: Path,
+        base: Path,
+        devices: Devices,
+        watcher: Watcher,
+        teacher: Predictor | None,
+        *,
+        resume: bool,
     ) -> None:
         self.config, self.out, self.base, self.devices, self.watcher = config, out, base, devices, watcher
         self.pointer = _pointer(out, resume=resume)
-        optim, model = config.optim, config.model
+        model = config.model
         _check_shares(config, devices.count)
         tokenizer = tokenizer_named(config.data.tokenizer, base=base)
         self.spec = Spec(
@@ -115,8 +129,7 @@ class _Run:
         )
         with devices.first_goes_first():
             self.train_tokens, self.valid_tokens = (self._open(base / name, part) for name, part in self._files())
-        schedule = SCHEDULES[optim.schedule or "log-linear"]
-        self.loss = loss.by_name(optim.loss, schedule=schedule, noise=model.noise, top=optim.top_level)
+        self.loss = _loss_of(config, teacher)
         self.network = self.spec.build()
         initialise(self.network, generator=rng.stream(config.run.seed, "weights"))
         if model.start is not None and self.pointer is None:
@@ -326,6 +339,8 @@ class _Run:
     def _about(self) -> dict[str, Any]:
         """What a checkpoint says about itself."""
         about = {"steps": self.step, "seed": self.config.run.seed, "loss": self.config.optim.loss}
+        if isinstance(self.loss, loss.Taught):
+            about["teacher"] = type(self.loss.teacher).__name__
         if self.best.step == self.step:
             scale = 1 / (math.log(2) * self.spec.length)
             about["validation_bits_per_token"] = [self.best.nats * scale, self.best.error * scale]
@@ -423,6 +438,17 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key, value in settings.items()
         if key in before.get(table, {}) and before[table][key] != value
     ]
+
+
+def _loss_of(config: Config, teacher: Predictor | None) -> loss.Loss:
+    optim = config.optim
+    schedule = SCHEDULES[optim.schedule or "log-linear"]
+    found = loss.by_name(optim.loss, schedule=schedule, noise=config.model.noise, top=optim.top_level)
+    if teacher is None:
+        return found
+    if not isinstance(found, loss.CrossEntropy):
+        raise InputError(f"A teacher speaks of masked tokens: it needs a cross-entropy, not {optim.loss!r}.")
+    return loss.Taught(found, teacher)
 
 
 def _optimizer(network: nn.Module, config: Config) -> torch.optim.Optimizer:
