@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
 from infodis.bench.problems import Perturbed
-from infodis.checkpoint import Spec, load
+from infodis.checkpoint import WEIGHTS, Spec, load
 from infodis.cli import app
 from infodis.design import Enumerate
 from infodis.errors import InputError
@@ -26,7 +27,7 @@ from infodis.reproduce import dna, theory
 from infodis.reproduce.catalog import EXPERIMENTS, experiments_named
 from infodis.reproduce.dna import DnaConditional, DnaUnconditional, Fit, Match
 from infodis.reproduce.experiment import Bench, Claim, Experiment, Outcome
-from infodis.reproduce.start import Memories, Neighbours, begin
+from infodis.reproduce.start import ANSWER, Axes, Memories, Neighbours, begin
 from infodis.reproduce.writing import markdown, write_all, write_document
 from infodis.rng import stream
 
@@ -141,30 +142,56 @@ def test_pairs_in_the_same_order_are_counted() -> None:
     assert dna._order_claim(swapped, ours).verdict == "does not hold"
 
 
-def _units(directory: Path, tokens: Tensor) -> Tensor:
-    """What the first feed-forward units are given, at every place of the rows."""
+def _units(directory: Path, tokens: Tensor, block: int = 0) -> Tensor:
+    """What the feed-forward units of a block are given, at every place of the rows."""
     network, _ = load(directory)
     seen: list[Tensor] = []
-    network.blocks[0].mlp[0].register_forward_hook(lambda layer, given, found: seen.append(found))
+    network.blocks[block].mlp[0].register_forward_hook(lambda layer, given, found: seen.append(found))
     with torch.no_grad():
         network.log_conditionals(tokens)
     return seen[0].view(*tokens.shape, -1)
 
 
-def test_units_begin_with_all_combinations_of_neighbours_against_counting(tmp_path: Path) -> None:
-    """Of two neighbouring letters, a gap beside or between them: 3 x 16 units, each answers to its own and no other."""
-    length = 12
-    spec = Spec("radd", 4, Shape(width=96, blocks=1, heads=4), length)
-    rows = torch.randint(0, 4, (64, length), generator=stream(0, "rows"))
+@pytest.mark.parametrize("block", [0, 1])
+def test_units_begin_with_all_combinations_of_neighbours_against_counting(block: int, tmp_path: Path) -> None:
+    """Of two neighbouring letters, a gap beside or between them: 3 x 16 units, each answers to its own and no other.
+
+    And only where the token in the gap is masked. In the second block, which also gets what the first adds, answers are
+    lower, but far apart from those of others: by a quarter of a part.
+    """
+    length, here, mask = 12, 5, 4
+    spec = Spec("radd", 4, Shape(width=96, blocks=2, heads=4), length)
+    rows = torch.randint(0, 4, (256, length), generator=stream(0, "rows"))
     begin(spec, tmp_path / "start", Neighbours(2), rows, seed=0)
-    answered = _units(tmp_path / "start", rows)[:, 2:-2, :48] > 0
+    hidden = rows.clone()
+    hidden[:, here] = mask
+    given = _units(tmp_path / "start", hidden, block)[..., :48]
+    wanted = torch.zeros_like(given, dtype=torch.bool)
     for unit in range(48):
         places = ((1, 2), (-1, 1), (-2, -1))[unit % 3]
-        code = unit // 3
-        wanted = torch.ones(64, length - 4, dtype=torch.bool)
-        for order, distance in enumerate(places):
-            wanted &= rows[:, 2 + distance : length - 2 + distance] == code // 4**order % 4
-        assert torch.equal(answered[:, :, unit], wanted)
+        letters = [unit // 3 // 4**order % 4 for order in range(2)]
+        agree = [rows[:, here + distance] == letter for distance, letter in zip(places, letters, strict=True)]
+        wanted[:, here, unit] = agree[0] & agree[1]
+    assert float(given[wanted].min()) > float(given[~wanted].max()) + ANSWER / 4
+    assert block == 1 or bool(((given > 0) == wanted).all())
+
+
+def test_a_second_block_is_told_what_the_first_made_of_a_masked_neighbour(tmp_path: Path) -> None:
+    """The first block is made to answer with one letter; beside it, the second's units for that letter rise."""
+    length, mask, letter = 12, 4, 2
+    spec = Spec("radd", 4, Shape(width=96, blocks=2, heads=4), length)
+    rows = torch.randint(0, 4, (64, length), generator=stream(0, "rows"))
+    rows[:, 4:6] = mask
+    begin(spec, tmp_path / "start", Neighbours(2), rows, seed=0)
+    before = _units(tmp_path / "start", rows, 1)
+    weights = load_file(tmp_path / "start" / WEIGHTS)
+    answers = Axes(spec.shape, 4).answer(letter)
+    weights["blocks.0.mlp.2.bias"][answers] += 1.0
+    save_file(weights, tmp_path / "start" / WEIGHTS)
+    rise = (_units(tmp_path / "start", rows, 1) - before)[:, 4, :48].mean(0)
+    beside = rise[1::3].view(4, 4)  # units by the letters to the right, which is masked, and to the left
+    others = beside[[other for other in range(4) if other != letter]]
+    assert bool((beside[letter] > others.amax(0) + 0.5).all())
 
 
 def test_units_begin_with_rows_of_the_data_against_comparing(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ Numbers = Float64[Tensor, " items"]
 
 PAPER_DRAWS = 2**15
 OURS = Request()
-START, TRUE, UNTRAINED = "start", "true conditionals instead of the network's, ours, 128 rows", "before training"
+START = "start"
+TRUE, UNTRAINED = "true conditionals instead of the network's, ours, 128 rows", "before training"
+TEACHER = "the chain that was counted, and taught the network, ours, 128 rows"
 REMEMBERED = 20_000
 """Sequences of the training data that a start may look at."""
 BATCH = 8
@@ -50,6 +52,9 @@ class Recipe:
     """That it is trained on."""
     start: Neighbours | Memories | None = None
     """Where heads look, and what units answer to, at the beginning; nothing in particular if None."""
+    taught: int | None = None
+    """Learn what the Markov chain of this order, counted in the same sequences, says about masked letters; if None, the
+    letters themselves."""
 
 
 class Fit(NamedTuple):
@@ -133,15 +138,26 @@ def trained(bench: Bench, oracle: Oracle, recipe: Recipe) -> Model:
     if recipe.start is not None and not (bench.directory / START).exists():
         tokenizer = tokenizer_named("dna", base=bench.directory)
         spec = Spec("radd", tokenizer.vocab_size, recipe.model.shape, recipe.model.length, tokenizer=tokenizer)
-        seen = torch.from_numpy(np.load(bench.directory / "train.npy").astype(np.int64)).view(-1, recipe.model.length)
-        begin(spec, bench.directory / START, recipe.start, seen[:REMEMBERED], seed=bench.seed)
+        begin(spec, bench.directory / START, recipe.start, _seen(bench, recipe)[:REMEMBERED], seed=bench.seed)
+    teacher = _teacher(bench, recipe, oracle)
     data = DataConfig("train.npy", "valid.npy", "dna", aligned=True)
     for number, optim in enumerate(recipe.stages, 1):
         name = f"stage-{number}"  # validated at its end only: a chance best of before would be taken for it
         run = RunConfig(bench.seed, bench.device, validate_every=optim.steps, checkpoint_every=250)
-        bench.trained(name, Config(dataclasses.replace(recipe.model, start=start), data, optim, run))
+        bench.trained(name, Config(dataclasses.replace(recipe.model, start=start), data, optim, run), teacher)
         start = name
     return load(bench.directory / name, device=bench.device)
+
+
+def _seen(bench: Bench, recipe: Recipe) -> Rows:
+    """The sequences that are trained on."""
+    return torch.from_numpy(np.load(bench.directory / "train.npy").astype(np.int64)).view(-1, recipe.model.length)
+
+
+def _teacher(bench: Bench, recipe: Recipe, oracle: Oracle) -> MarkovChain | None:
+    if recipe.taught is None:
+        return None
+    return MarkovChain.counted(_seen(bench, recipe), order=recipe.taught, vocab_size=oracle.vocab_size)
 
 
 def _drawn(path: Path, oracle: Oracle, count: int, length: int, generator: torch.Generator) -> None:
@@ -170,12 +186,15 @@ def fit(bench: Bench, name: str, model: Predictor, oracle: Oracle, items: Sequen
 def beside(bench: Bench, recipe: Recipe, oracle: Oracle, items: Sequence[Item], request: Request) -> dict[str, Fit]:
     """What to hold the network against, by our default: the true conditionals, which leave the estimator's error alone.
 
-    And, by `request`, the weights that a training began with if they were no usual ones: what did it have to learn?
+    Also those of its teacher, if it had one: how near could it come? And, by `request`, the weights that a training
+    began with if they were no usual ones: what did it have to learn?
     """
-    true = {TRUE: fit(bench, "true", oracle, oracle, items, OURS)}
-    if recipe.start is None:
-        return true
-    return {**true, UNTRAINED: fit(bench, "before", load(bench.directory / START), oracle, items, request)}
+    found = {TRUE: fit(bench, "true", oracle, oracle, items, OURS)}
+    if (teacher := _teacher(bench, recipe, oracle)) is not None:
+        found[TEACHER] = fit(bench, "teacher", teacher, oracle, items, OURS)
+    if recipe.start is not None:
+        found[UNTRAINED] = fit(bench, "before", load(bench.directory / START), oracle, items, request)
+    return found
 
 
 def _errors(fits: dict[str, Fit]) -> Table:
@@ -288,12 +307,12 @@ class DnaConditional:
     PROMPT, LENGTH = 16, 32
 
     def recipe(self, bench: Bench) -> Recipe:
-        small = ModelConfig(length=self.LENGTH, width=96, blocks=1, heads=12, feed=20)
+        small = ModelConfig(length=self.LENGTH, width=120, blocks=2, heads=12, feed=16)
         full = ModelConfig(length=self.LENGTH, size="tiny")
         rows = 5_000_000 // self.LENGTH
         return bench.pick(
-            Recipe(small, (_steps(20, 32, 3e-3),), 1_000, Neighbours(4)),
-            Recipe(small, (_steps(14_000, 256, 1.5e-3, flat=0.5),), rows, Neighbours(4)),
+            Recipe(small, (_steps(20, 16, 3e-3, flat=0.5),), 1_000, Neighbours(4), taught=4),
+            Recipe(small, (_steps(5_000, 64, 3e-3, flat=0.5),), rows, Neighbours(4), taught=4),
             Recipe(full, (_steps(80_000, 1_024, 6e-4),), rows),
         )
 
@@ -359,12 +378,21 @@ def _about(recipe: Recipe, data: str) -> str:
     if recipe.start is not None:
         begun = (
             f" To be done on two cores its feed-forward layers are {shape.feed} times as wide as the network, and it "
-            f"begins with {recipe.start.about}; the paper's own training is that of --full."
+            f"begins with {recipe.start.about};{_taught(recipe)} the paper's own training is that of --full."
         )
     blocks = "1 block" if shape.blocks == 1 else f"{shape.blocks} blocks"
     return (
         f"RADD of {blocks} of width {shape.width}, trained for {steps:,} steps of {first.batch} with "
         f"AdamW at {first.learning_rate:g} ({_loss(first)}) on {recipe.sequences:,} sequences {data}.{begun}"
+    )
+
+
+def _taught(recipe: Recipe) -> str:
+    if recipe.taught is None:
+        return ""
+    return (
+        f" it learns what a Markov chain of order {recipe.taught}, counted in the same sequences, says about masked "
+        "letters, not the letters themselves, so that it need not average over their noise;"
     )
 
 
