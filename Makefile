@@ -45,6 +45,7 @@ check: $(STAMP)  ## lint, format, types
 	$(BIN)/mypy
 
 smoke: $(STAMP)  ## every experiment of the paper, as small as it gets: does it run?
+	rm -rf out/smoke
 	$(BIN)/infodis reproduce all --smoke --out out/smoke
 
 bench: $(STAMP)  ## the numbers of docs/benchmarks.md

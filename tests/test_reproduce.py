@@ -81,7 +81,7 @@ def test_another_recipe_in_the_same_place_is_refused_before_anything_is_written(
     drawn = (tmp_path / "train.npy").read_bytes()
     with pytest.raises(InputError, match="seed was 0, is 1"):
         DnaUnconditional().run(Bench(tmp_path, "smoke", seed=1))
-    with pytest.raises(InputError, match="recipe was"):
+    with pytest.raises(InputError, match="sequences was 2000, is 1000000"):
         DnaUnconditional().run(Bench(tmp_path, "laptop"))
     assert (tmp_path / "train.npy").read_bytes() == drawn
 

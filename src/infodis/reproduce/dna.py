@@ -131,7 +131,8 @@ CAPTION = (
 
 def trained(bench: Bench, oracle: Oracle, recipe: Recipe) -> Model:
     """The network of a recipe, from where an earlier run left its training."""
-    bench.keep("recipe", {"recipe": repr(recipe), "size": bench.size}, lambda: None)  # another one is refused
+    told = {field.name: repr(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)}
+    bench.keep("recipe", {**told, "size": bench.size}, lambda: None)  # another one is refused
     for part, count in (("train", recipe.sequences), ("valid", 256)):
         _drawn(bench.directory / f"{part}.npy", oracle, count, recipe.model.length, stream(bench.seed, "dna", part))
     start = None if recipe.start is None else START
