@@ -139,7 +139,10 @@ def test_pairs_in_the_same_order_are_counted() -> None:
     swapped = Fit(values, values[[1, 0, 2]], torch.ones(3).double(), 1.0)
     assert dna._order_claim(ours, ours).verdict == "holds"
     assert "67 ± 67 %" in dna._order_claim(swapped, ours).found
-    assert dna._order_claim(swapped, ours).verdict == "does not hold"
+    assert dna._order_claim(swapped, ours).verdict == "undecided"
+    many = torch.arange(30).double()
+    straight, reversed_ = (Fit(many, one, torch.ones(30).double(), 1.0) for one in (many, many.flip(0)))
+    assert dna._order_claim(reversed_, straight).verdict == "does not hold"
 
 
 def _units(directory: Path, tokens: Tensor, block: int = 0) -> Tensor:

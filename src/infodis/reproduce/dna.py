@@ -427,7 +427,7 @@ def _order_claim(hundred: Fit, ours: Fit) -> Claim:
     return Claim(
         "100 draws are typically sufficient to evaluate relative differences.",
         f"They order {percent} % of pairs of windows as our estimates do: standard error {hundred.noise:.2f} nats "
-        f"where windows differ by {spread:.2f} (standard deviation); ours has {ours.noise:.3f}. (Taken to hold above "
-        "95 %, in part above 75 %.)",
-        "holds" if right.value > 0.95 else "holds in part" if right.value > 0.75 else "does not hold",
+        f"where windows differ by {spread:.2f} (standard deviation); ours has {ours.noise:.3f}. (Taken to hold from "
+        "95 % on, and not below, beyond two standard errors.)",
+        percent.at_least(95),
     )
