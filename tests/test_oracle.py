@@ -143,9 +143,11 @@ def chi_squared(found: MarkovChain, chain: MarkovChain, visits: torch.Tensor) ->
 @pytest.mark.parametrize(
     ("rows", "order", "prior", "message"),
     [
-        (torch.zeros(2, 2, dtype=torch.int64), 2, 0.5, "more than `order` tokens"),
+        (torch.zeros(2, 2, dtype=torch.int64), 2, 0.5, "more than 2 tokens"),
         (torch.zeros(2, 4, dtype=torch.int64), 0, 0.5, "order >= 1"),
+        (torch.zeros(2, 4, dtype=torch.int64), 40, 0.5, r"at most 2\^24"),
         (torch.zeros(2, 4, dtype=torch.int64), 1, 0.0, "prior > 0"),
+        (torch.zeros(2, 4, dtype=torch.int64), 1, float("nan"), "prior > 0"),
         (torch.full((2, 4), 3), 1, 0.5, r"0 \.\. 2, got 3 \.\. 3"),
     ],
 )

@@ -373,21 +373,18 @@ class MarkovChain(_Chain):
     @staticmethod
     def random(*, order: int = 4, vocab_size: int = 4, temperature: float = 0.5, seed: int = 0) -> "MarkovChain":
         """The paper's second toy: every row of the transition table softmax(u / temperature), u uniform on [0, 1)."""
-        if order < 1 or vocab_size < 1 or vocab_size ** (order + 1) > 2**24:
-            raise InputError(
-                f"A chain needs order >= 1 and at most 2^24 transition entries, got order {order} over {vocab_size} "
-                "tokens. Use Independent for order 0, HiddenMarkov for a long memory."
-            )
+        _check_order(order, vocab_size)
         u = uniforms(*(vocab_size,) * (order + 1), generator=stream(seed, "MarkovChain.random"))
         return MarkovChain(torch.softmax(u / temperature, dim=-1))
 
     @staticmethod
     def counted(rows: Tokens, *, order: int, vocab_size: int, prior: float = 0.5) -> "MarkovChain":
         """The chain of the frequencies in some rows; `prior` is what every count begins with."""
-        if order < 1 or rows.ndim != 2 or rows.shape[1] <= order or prior <= 0:
+        _check_order(order, vocab_size)
+        if rows.ndim != 2 or rows.shape[1] <= order or not prior > 0:
             raise InputError(
-                "Counting needs order >= 1, rows of more than `order` tokens and prior > 0; got order "
-                f"{order}, rows of shape {tuple(rows.shape)} and prior {prior:g}."
+                f"Counting needs rows of more than {order} tokens and prior > 0; got rows of shape "
+                f"{tuple(rows.shape)} and prior {prior:g}."
             )
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < vocab_size:
             raise InputError(f"Tokens must be 0 .. {vocab_size - 1}, got {int(rows.min())} .. {int(rows.max())}.")
@@ -450,6 +447,14 @@ class MarkovChain(_Chain):
 
     def __repr__(self) -> str:
         return f"MarkovChain(order={self.order}, vocab_size={self.vocab_size})"
+
+
+def _check_order(order: int, vocab_size: int) -> None:
+    if order < 1 or vocab_size < 1 or vocab_size ** (order + 1) > 2**24:
+        raise InputError(
+            f"A chain needs order >= 1 and at most 2^24 transition entries, got order {order} over {vocab_size} "
+            "tokens. Use Independent for order 0, HiddenMarkov for a long memory."
+        )
 
 
 def _stationary(transitions: Float64[Tensor, "*history vocab"], *, steps: int = 100_000) -> Float64[Tensor, "*history"]:
