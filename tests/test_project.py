@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "infodis"
 
 LAYERS = [
     {"errors", "rng"},
-    {"files", "plotting", "quadrature"},
+    {"files", "plotting", "quadrature", "device"},
     {"item", "predictor", "schedule", "process"},
     {"design", "control"},
     {"observe", "oracle"},

@@ -29,9 +29,10 @@ _HOME = {
 }
 _MODULES = (
     *("adapters", "audit", "batching", "bench", "bounds", "checkpoint", "consistency", "control", "data", "design"),
-    *("doctor", "dse", "engine", "errors", "estimate", "files", "gaussian", "influence", "information", "inputs"),
-    *("integrations", "item", "loss", "model", "nets", "observe", "oracle", "perplexity", "plotting", "predictor"),
-    *("process", "quadrature", "race", "ratio", "report", "reproduce", "rng", "sampling", "schedule", "train"),
+    *("device", "doctor", "dse", "engine", "errors", "estimate", "files", "gaussian", "influence", "information"),
+    *("inputs", "integrations", "item", "loss", "model", "nets", "observe", "oracle", "perplexity", "plotting"),
+    *("predictor", "process", "quadrature", "race", "ratio", "report", "reproduce", "rng", "sampling", "schedule"),
+    "train",
 )
 
 __all__ = ["Estimate", "choose", "dse_nll", "gaussian_nll", "load", "log_ratio", "nll", "order_nll"]

@@ -6,7 +6,6 @@ rows of one. Which rows share a batch changes no mask, and no number beyond roun
 """
 
 import bisect
-import collections
 import dataclasses
 import itertools
 import sys
@@ -17,6 +16,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from infodis.device import fits
 from infodis.errors import InputError, PredictorError
 from infodis.observe import Conversation, Question, Result
 from infodis.predictor import Predictor, RowPredictor, Rows, check_surprisal
@@ -104,20 +104,9 @@ def answer(questions: Sequence[Question], batching: Batching, limits: Limits) ->
     for _, members in itertools.groupby(order, key=lambda n: id(questions[n].predictor)):
         numbers = list(members)
         lines = _Lines([questions[n] for n in numbers])
-        for span, rows, found in _ahead(_ask(lines, batching, limits)):
-            lines.fill(span, _checked(rows, found))
+        _fill(lines, batching, limits)
         answers |= dict(zip(numbers, lines.answers, strict=True))
     return [answers[n] for n in range(len(questions))]
-
-
-def _ahead(asked: Iterator[Result]) -> Iterator[Result]:
-    """The same, each handed on only when some later ones are under way: a device works while results are waited for."""
-    waiting: collections.deque[Result] = collections.deque()
-    for one in asked:
-        waiting.append(one)
-        if len(waiting) > AHEAD:
-            yield waiting.popleft()
-    yield from waiting
 
 
 class _Lines:
@@ -128,9 +117,22 @@ class _Lines:
         self.answers = [torch.zeros(question.target.shape, dtype=torch.float64) for question in questions]
         self.predictor = questions[0].predictor
         self.lengths = torch.cat([torch.full((len(q.tokens),), q.tokens.shape[1]) for q in questions])
+        self.asked: dict[range, tuple[Rows, Tensor]] = {}
+        """Batches whose surprisals may still be on their way from a device, the oldest first."""
         self._ends = list(itertools.accumulate(len(question.tokens) for question in questions))
 
-    def rows(self, span: range) -> Rows:
+    def ask(self, span: range) -> None:
+        """Ask the predictor about some of the rows."""
+        rows = self._rows(span)
+        self.asked[span] = (rows, _surprisal(self.predictor, rows))
+
+    def take(self, span: range) -> None:
+        """Wait for the surprisals of some rows, and note them as answers to their questions."""
+        surprisal = _checked(*self.asked.pop(span))
+        for number, mine, its in self._parts(span):
+            self.answers[number][its] = surprisal[mine].gather(1, self.questions[number].target[its])
+
+    def _rows(self, span: range) -> Rows:
         """Some of the rows, padded to the longest of them."""
         shape = (len(span), int(self.lengths[span.start]))
         tokens = torch.zeros(shape, dtype=torch.int64)
@@ -143,11 +145,6 @@ class _Lines:
             wanted[mine] = wanted[mine].scatter(1, question.target[its], True)
         return Rows(tokens, hidden, wanted & hidden, self.lengths[span.start : span.stop])
 
-    def fill(self, span: range, surprisal: Float64[Tensor, "rows length"]) -> None:
-        """Note the surprisals of some rows as answers to their questions."""
-        for number, mine, its in self._parts(span):
-            self.answers[number][its] = surprisal[mine].gather(1, self.questions[number].target[its])
-
     def _parts(self, span: range) -> Iterator[tuple[int, slice, slice]]:
         """For every question that a span touches: where its rows lie in the span, and in the question."""
         for number in range(bisect.bisect_right(self._ends, span.start), len(self.questions)):
@@ -158,30 +155,38 @@ class _Lines:
             yield number, slice(first - span.start, last - span.start), slice(first - begin, last - begin)
 
 
-def _ask(lines: _Lines, batching: Batching, limits: Limits) -> Iterator[tuple[range, Rows, Tensor]]:
-    """Batch after batch: its rows, and their surprisals, which may still be on their way from a device."""
-    start = 0
-    while start < len(lines.lengths):
-        span = _span(lines, start, batching, limits)
-        rows = lines.rows(span)
-        try:
-            yield span, rows, _surprisal(lines.predictor, rows)
-            start = span.stop
-        except torch.OutOfMemoryError:
+def _fill(lines: _Lines, batching: Batching, limits: Limits) -> None:
+    """Answer all rows, batch after batch: a device works on some while the answer of an earlier one is waited for.
+
+    A device may run out of memory when it is asked, or not before its answer is waited for. Either way the rows of that
+    batch go back to those that are left, to be asked in halves; others keep their answers.
+    """
+    left = [range(len(lines.lengths))]
+    while left or lines.asked:
+        if left and len(lines.asked) <= AHEAD:
+            rest = left.pop()
+            span, step = _span(lines, rest, batching, limits), lines.ask
+            if span.stop < rest.stop:
+                left.append(range(span.stop, rest.stop))
+        else:
+            span, step = next(iter(lines.asked)), lines.take
+        if not fits(step, span):
+            longest = int(lines.lengths[span.start])
             if len(span) == 1:
-                length = int(lines.lengths[start])
-                raise PredictorError(f"A row of {length} tokens does not fit into the memory of the device.") from None
-            limits[id(lines.predictor)] = rows.tokens.numel() // 2
+                raise PredictorError(f"A row of {longest} tokens does not fit into the memory of the device.")
+            predictor = id(lines.predictor)
+            limits[predictor] = min(limits[predictor], len(span) * longest // 2)
+            left.append(span)
 
 
-def _span(lines: _Lines, start: int, batching: Batching, limits: Limits) -> range:
-    """The rows of the next batch: as many as fit together."""
-    predictor, longest = lines.predictor, int(lines.lengths[start])
+def _span(lines: _Lines, rest: range, batching: Batching, limits: Limits) -> range:
+    """The rows of the next batch: as many of the rest as fit together."""
+    start, predictor, longest = rest.start, lines.predictor, int(lines.lengths[rest.start])
     wanted, pads = PLAIN_ROWS, False
     if _takes_rows(predictor):
         wanted, pads = predictor.tokens_at_once // rounded(longest), predictor.pads
     count = max(1, min(wanted, limits[id(predictor)] // longest, batching.rows or wanted))
-    stop = min(len(lines.lengths), start + count)
+    stop = min(rest.stop, start + count)
     if not pads:
         stop = start + int((lines.lengths[start:stop] == longest).sum())
     return range(start, stop)
@@ -214,8 +219,8 @@ def _checked(rows: Rows, found: Tensor) -> Float64[Tensor, "rows length"]:
     """Surprisals on the CPU, at their places, after checking that they are some."""
     if found.ndim == 2:
         check_surprisal(found, rows.hidden)
-        return found.to("cpu", torch.float64)
+        return found.cpu().double()
     full = torch.zeros(rows.wanted.shape, dtype=torch.float64)
-    full[rows.wanted] = found.to("cpu", torch.float64)
+    full[rows.wanted] = found.cpu().double()
     check_surprisal(full, rows.wanted)
     return full

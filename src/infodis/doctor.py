@@ -236,7 +236,7 @@ def _at_offsets(patient: Patient, row: Int[Tensor, " length"], mask: int) -> Flo
         hidden = torch.nn.functional.one_hot(places[some], len(row)).bool()
         answer = patient.predictor.log_conditionals(torch.where(hidden, mask, row))
         each = torch.arange(len(some)).unsqueeze(-1)
-        found.append(-answer[each, around[some], row[places[some]].unsqueeze(-1)].to("cpu", torch.float64))
+        found.append(-answer.cpu()[each, around[some], row[places[some]].unsqueeze(-1)].double())
     return torch.cat(found).clamp(max=50.0)
 
 
@@ -272,7 +272,7 @@ def _context(patient: Patient) -> Finding:
     other = row.roll(1)
     pair = torch.stack([row, other])
     pair[:, place] = predictor.mask_token
-    one, two = predictor.log_conditionals(pair)[:, place].double().exp()
+    one, two = predictor.log_conditionals(pair)[:, place].cpu().double().exp()
     moved = float((one - two).abs().sum()) / 2
     if moved > 1e-6:
         return Finding(name, "ok", f"other visible tokens move {moved:.3g} of the probability")
@@ -327,7 +327,7 @@ def _wanted(predictor: RowPredictor, rows: list[Tensor], first: int) -> Float64[
         tokens[number, : len(row)] = row
         hidden[number, max(1, first) : len(row) : 2] = True
     lengths = torch.tensor([len(row) for row in rows])
-    return predictor.surprisals(Rows(tokens, hidden, hidden, lengths)).to("cpu", torch.float64)
+    return predictor.surprisals(Rows(tokens, hidden, hidden, lengths)).cpu().double()
 
 
 def _longest(patient: Patient) -> Finding:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from infodis.batching import run
+from infodis.device import device_of
 from infodis.errors import InputError, PredictorError
 from infodis.estimate import Estimate, check_seed, error_of_mean
 from infodis.item import Item, Positions
@@ -90,7 +91,7 @@ def from_denoiser(denoiser: Denoiser, process: Process) -> Score:
     """Scores from p(x_0^i | x_t): the mean of p_t(y | x_0^i) / p_t(x | x_0^i) over it [eq:score-denoiser]."""
 
     def score(noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length states"]:
-        posterior = denoiser(noised, total, where).double().exp()
+        posterior = denoiser(noised, total, where).cpu().double().exp()
         evidence = process.came_from(noised, total)
         weight = torch.where(evidence > 0, posterior / evidence, 0.0)  # no mass where the noised token cannot come from
         clean = torch.arange(process.vocab_size).expand(len(noised), -1)
@@ -105,7 +106,7 @@ def from_predictor(predictor: Predictor) -> Score:
     def score(noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length states"]:
         masked = noised == predictor.vocab_size
         rows = torch.where(masked, predictor.mask_token, noised)
-        found = predictor.log_conditionals(rows).to("cpu", torch.float64) - log_expm1(total)[:, None, None]
+        found = predictor.log_conditionals(rows).cpu().double() - log_expm1(total)[:, None, None]
         return torch.cat([found, torch.zeros(*noised.shape, 1, dtype=torch.float64)], dim=-1)
 
     return score
@@ -113,7 +114,12 @@ def from_predictor(predictor: Predictor) -> Score:
 
 def from_network(network: ScoreFunction) -> Score:
     """A trained score network, like SEDD. Given a context it is exact for masking only: it takes all for noised."""
-    return lambda noised, total, where: network(noised, total.float())
+
+    def score(noised: States, total: Totals, where: Noised) -> Float[Tensor, "rows length states"]:
+        device = device_of(network)
+        return network(noised.to(device), total.float().to(device))
+
+    return score
 
 
 def dse_nll(

@@ -49,16 +49,19 @@ class Loss(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, tokens: Tokens, *, vocab_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The noise for a batch."""
+        """The noise for a batch of tokens on the CPU."""
 
     @abc.abstractmethod
     def value(self, network: Any, tokens: Tokens, noise: tuple[Tensor, ...]) -> PerRow:
         """The loss of every sequence under that noise."""
 
     def __call__(self, network: Any, tokens: Tokens, *, generator: torch.Generator) -> PerRow:
-        """Draw and compute. `network` is a `Predictor` for cross-entropies, a score network for score entropies."""
-        noise = self.draw(tokens, vocab_size=network.vocab_size, generator=generator)
-        return self.value(network, tokens, noise)
+        """Draw and compute. `network` is a `Predictor` for cross-entropies, a score network for score entropies.
+
+        Tokens lie where the network computes; noise is drawn on the CPU, and moved there.
+        """
+        noise = self.draw(tokens.cpu(), vocab_size=network.vocab_size, generator=generator)
+        return self.value(network, tokens, tuple(part.to(tokens.device) for part in noise))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +150,8 @@ class Taught(Loss):
             )
         masked, weight = self.untaught.draw(tokens, vocab_size=vocab_size, generator=generator)
         with torch.no_grad():
-            said = self.teacher.log_conditionals(torch.where(masked, self.teacher.mask_token, tokens))[masked]
-        return masked, weight, said.exp().float()
+            said = self.teacher.log_conditionals(torch.where(masked, self.teacher.mask_token, tokens))
+        return masked, weight, said[masked.to(said.device)].exp().float().cpu()
 
     def value(self, network: Any, tokens: Tokens, noise: tuple[Tensor, ...]) -> PerRow:
         masked, weight, said = noise

@@ -22,6 +22,7 @@ from infodis.adapters import Opened, Options
 from infodis.adapters.files import shards, token_count
 from infodis.batching import rounded
 from infodis.data import Tokenizer
+from infodis.device import device_named, fits
 from infodis.errors import InputError
 from infodis.nets.network import Network
 from infodis.predictor import LogConditionals, Masks, RowPredictor, Rows, Surprisals, Tokens
@@ -189,9 +190,7 @@ def _gpu_budget(network: Network, device: torch.device, limit: int | None) -> in
     places = torch.zeros_like(tokens, dtype=torch.bool)
     places[:, ::2] = True
     answers = torch.zeros(int(places.sum()), dtype=torch.int64, device=device)
-    try:
-        network.costs(network.features(tokens, at=places), answers)
-    except torch.OutOfMemoryError:
+    if not fits(lambda: network.costs(network.features(tokens, at=places), answers)):
         return length
     taken = torch.cuda.max_memory_allocated(device) - before
     free, _ = torch.cuda.mem_get_info(device)
@@ -219,7 +218,7 @@ class Row:
 def load(
     spec: str | Path,
     *,
-    device: str = "cpu",
+    device: str = "auto",
     dtype: str = "float32",
     tokenizer: Tokenizer | None = None,
     trust_remote_code: bool = False,
@@ -232,7 +231,7 @@ def load(
     Args:
         spec: a bundled name; a directory with a `config.json` (a checkpoint of ours, of RADD or SEDD, LLaDA, Dream,
             MDLM, or any masked language model of transformers); a training run; `owner/name` on the hub.
-        device: `auto`, `cpu`, `cuda`, ...
+        device: `auto` (an NVIDIA GPU, an Apple one (mps) or the CPU, the first that is there), `cpu`, `cuda`, ...
         dtype: what the network computes in: float32, bfloat16 or float16. Softmax is always float32.
         tokenizer: for checkpoints that come without one.
         trust_remote_code: run code that comes with the model. Nothing of the kind is needed for the families above.
@@ -268,18 +267,6 @@ def with_tokenizer(opened: Opened, tokenizer: Tokenizer, *, where: Path) -> Open
         )
     opened.network.tokens = token_count(tokenizer, opened.network.tokens)
     return dataclasses.replace(opened, tokenizer=tokenizer)
-
-
-def device_named(name: str) -> torch.device:
-    """A device that is there; `auto` is a GPU if there is one."""
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-    try:
-        device = torch.device(chosen)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"The device {name!r} cannot be used: {reason} Try auto or cpu.") from error
-    return device
 
 
 def shipped() -> list[str]:

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from infodis.device import device_of
 from infodis.errors import InputError, PredictorError
 from infodis.loss import ScoreFunction
 from infodis.predictor import Predictor, check_log_conditionals
@@ -199,9 +200,9 @@ def _step(
     """Reveal some positions: which ones, by the sampler; as what, by their conditionals."""
     answer = predictor.log_conditionals(tokens)
     check_log_conditionals(answer, left, vocab_size=predictor.vocab_size)
-    confidence = answer.max(-1).values.to("cpu", torch.float64).exp()
+    confidence = answer.max(-1).values.cpu().double().exp()
     revealed = sampler.reveal(left, keys, confidence, step=step)
-    wanted = answer[revealed.to(answer.device)].to("cpu", torch.float64)
+    wanted = answer[revealed.to(answer.device)].cpu().double()
     tokens = tokens.clone()
     tokens[revealed] = wanted.argmax(-1) if sampler.greedy else categorical(wanted.exp(), choice[revealed])
     return tokens, left & ~revealed
@@ -269,20 +270,20 @@ def sample_uniform(
 def _walk_back(
     scores: ScoreFunction, held: Masks, value: Tokens, vocab_size: int, reverse: ReverseStep, draws: Draws
 ) -> Tokens:
-    rows, length = held.shape
+    (rows, length), device = held.shape, device_of(scores)
     tokens = (vocab_size * draws(length)).long()
     times = torch.linspace(1, 0, reverse.steps + 1, dtype=torch.float64)
     totals = reverse.schedule.total(times)
     totals[-1] = 0.0
     for now, then in itertools.pairwise(totals):
         tokens = torch.where(held, value, tokens)
-        found = scores(tokens, now.float().expand(rows))
+        found = scores(tokens.to(device), now.float().expand(rows).to(device))
         if found.shape != (rows, length, vocab_size) or not bool(found.isfinite().all()):
             raise PredictorError(
                 f"Log-scores must be finite, rows x length x vocab = {(rows, length, vocab_size)}; "
                 f"got shape {tuple(found.shape)}, {int((~found.isfinite()).sum())} numbers not finite."
             )
-        score = found.to("cpu", torch.float64).exp().scatter(-1, tokens.unsqueeze(-1), 1.0)
+        score = found.cpu().double().exp().scatter(-1, tokens.unsqueeze(-1), 1.0)
         weights = _move_weights(score, tokens, float(now - then), method=reverse.method)
         tokens = categorical(weights, draws(length))
     return torch.where(held, value, tokens)

@@ -10,17 +10,15 @@ from infodis.cli.screen import progress_console
 from infodis.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from infodis.data import Tokenizer
-    from infodis.loss import ScoreFunction
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="A model that ships with infodis, a directory, or a name on the hub.")
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
+Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, mps, ...")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="At most so many rows per forward pass.")]
 Dtype = Annotated[str, typer.Option(help="What the network computes in: float32, bfloat16 or float16.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
@@ -105,7 +103,7 @@ def sample(
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of drawing one.")] = False,
     tokenizer: TokenizerName = None,
     seed: Seed = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "float32",
     trust_remote_code: TrustRemoteCode = False,
     batch_size: BatchSize = None,
@@ -119,7 +117,8 @@ def sample(
     from infodis import checkpoint, sampling
     from infodis.adapters.own import is_uniform
     from infodis.data import tokenizer_named
-    from infodis.model import device_named, load, locate
+    from infodis.device import device_named
+    from infodis.model import load, locate
     from infodis.predictor import Tempered
 
     if template is not None and length is not None:
@@ -133,7 +132,7 @@ def sample(
         words = words or spec.tokenizer
         wanted = _wanted(words, template, gap, length or spec.length, model)
         rows = sampling.sample_uniform(
-            _on(network, device_named(device)),
+            network,
             count,
             wanted.shape[1],
             vocab_size=spec.vocab_size,
@@ -179,12 +178,3 @@ def _template(tokenizer: "Tokenizer", template: str, gap: str) -> list[int]:
         found += [GAP] * (number > 0)
         found += tokenizer.encode(part).tolist() if part else []
     return found
-
-
-def _on(network: "torch.nn.Module", device: "torch.device") -> "ScoreFunction":
-    """A score network whose samples live elsewhere than it does."""
-
-    def scores(tokens: "Tensor", sigma: "Tensor") -> "Tensor":
-        return network(tokens.to(device), sigma.to(device))
-
-    return scores

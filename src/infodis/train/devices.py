@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from infodis.device import device_named
 from infodis.errors import InputError
-from infodis.model import device_named
 
 T = TypeVar("T")
 
