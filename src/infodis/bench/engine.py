@@ -53,7 +53,7 @@ def instant() -> Model:
 class InstantScore(Score):
     """`Score` with `Letters`."""
 
-    model: ModelSpec = ModelSpec("instant")
+    model: ModelSpec = ModelSpec("instant", device="cpu")
 
     def settings(self) -> dict[str, str | int]:
         return {"command": "score", "seed": self.seed, "request": str(self.request)}

@@ -37,7 +37,7 @@ def bounds(
     tokenizer: TokenizerName = None,
     chat_template: ChatTemplate = False,
     seed: Seed = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "float32",
     trust_remote_code: TrustRemoteCode = False,
     batch_size: BatchSize = None,

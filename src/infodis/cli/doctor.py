@@ -19,7 +19,7 @@ def doctor(
     text: Annotated[Path | None, typer.Option(help="Text that the model should know, one example a line.")] = None,
     tokenizer: TokenizerName = None,
     dtype: Dtype = "float32",
-    device: Device = "cpu",
+    device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Check a model's wiring: mask token, alignment, padding, precision and more. Exit code 1 if something is wrong.

@@ -81,7 +81,7 @@ class ModelOptions:
         str | None,
         typer.Option(help="For models that come without one: text8, dna, characters:<alphabet>, or a tokenizer.json."),
     ] = None
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "cpu"
+    device: Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, mps, ...")] = "auto"
     dtype: Annotated[str, typer.Option(help="What the network computes in: float32, bfloat16 or float16.")] = "float32"
     autocast: Annotated[bool, typer.Option("--autocast", help="Compute in bfloat16 where torch thinks it safe.")] = (
         False

@@ -58,7 +58,7 @@ def reproduce(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of data, training and masks.")] = 0,
-    device: Device = "cpu",
+    device: Device = "auto",
 ) -> None:
     """Run an experiment of the paper: data, training if any, estimates, figures, and a page with what holds.
 

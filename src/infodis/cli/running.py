@@ -106,11 +106,13 @@ def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[st
     if not out.parent.is_dir():
         raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
     threads = options.threads or settled(out, "threads") or _threads(options)
+    own = job.settings()
+    _check_gpus(options, str(own.get("device")))
     plan = Plan(
         out=out,
         job=job,
         cut=cut,
-        settings={**job.settings(), **settings, "threads": threads, "infodis": __version__, "torch": torch.__version__},
+        settings={**own, **settings, "threads": threads, "infodis": __version__, "torch": torch.__version__},
         about={"command_line": sys.argv[1:], "python": sys.version.split()[0]},
         executor=_executor(options),
         threads=threads,
@@ -131,6 +133,19 @@ def _threads(options: RunOptions) -> int:
     if options.engine == "ray":
         return options.threads or max(1, int(options.worker_cpus))
     return options.threads or max(1, (os.cpu_count() or 1) // options.workers)
+
+
+def _check_gpus(options: RunOptions, device: str) -> None:
+    """Workers of Ray see the GPUs that are set aside for them and no other; `auto` is what there is at the head."""
+    if options.engine == "ray" and device.startswith("cuda") and not options.worker_gpus:
+        raise InputError(
+            f"Workers of Ray must be given GPUs to compute on {device}, got none. Say --worker-gpus 1 or --device cpu."
+        )
+    if options.engine == "ray" and device == "cpu" and options.worker_gpus:
+        raise InputError(
+            f"Workers must compute on the {options.worker_gpus:g} GPUs that each is given, but the device is cpu. Say "
+            "--device cuda, or leave --worker-gpus out."
+        )
 
 
 def _executor(options: RunOptions) -> "Executor":

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from infodis.design import MaskDesign
+from infodis.device import resolve_device
 from infodis.engine.documents import Window
 from infodis.engine.outputs import Columns
 from infodis.engine.work import Part
@@ -36,13 +37,17 @@ class ModelSpec:
     """A model by name, and how it is wanted."""
 
     name: str
-    device: str = "cpu"
+    device: str = "auto"
+    """As settings and workers are told it: `auto` is resolved when this is made, where the run is started."""
     dtype: str = "float32"
     tokenizer: str | None = None
     trust_remote_code: bool = False
     autocast: bool = False
     compile: bool = False
     batch_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", resolve_device(self.device))
 
     def load(self) -> Model:
         from infodis.data import tokenizer_named

@@ -37,7 +37,7 @@ class Processes:
     def device(self, wanted: str) -> str:
         """What the harness asks for, if it is there: it says cuda:0 by default, and so does every process."""
         if wanted.startswith("cuda") and not torch.cuda.is_available():
-            return "cpu"
+            return "auto"
         if self.size > 1 and wanted in ("auto", "cuda", "cuda:0") and torch.cuda.is_available():
             torch.cuda.set_device(self.local_rank)
             return f"cuda:{self.local_rank}"

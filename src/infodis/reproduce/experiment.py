@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from infodis.device import resolve_device
 from infodis.engine.jobs import ModelSpec
 from infodis.errors import InputError
 from infodis.files import atomic_text
@@ -58,9 +59,12 @@ class Bench:
     """A directory of files that cannot be shipped; or one file, where an experiment asks for one only."""
     model: str | None = None
     """Another model than the experiment's own."""
-    device: str = "cpu"
+    device: str = "auto"
     tell: Callable[[str, int, int], None] = lambda what, done, total: None
     """Progress: what is under way, how much of it is done, and of how much."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", resolve_device(self.device))
 
     def pick(self, smoke: Any, laptop: Any, full: Any) -> Any:
         """The one of three that belongs to the size."""

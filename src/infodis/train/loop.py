@@ -194,6 +194,7 @@ class _Run:
 
     def _begin(self) -> None:
         asked, note = dataclasses.asdict(self.config), self.out / SETTINGS
+        asked["run"]["device"] = str(self.devices.device)  # not auto: it is what the numbers depend on
         if self.pointer is not None:
             self._restore(self.pointer)
             self._tell("message", f"Resuming after step {self.step} of {self.config.optim.steps}.")
