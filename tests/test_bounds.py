@@ -108,6 +108,12 @@ def test_the_tangent_bound_given_psi_against_enumeration():
     assert abs(score(errors, 0.0)) < 4
 
 
+def test_the_tangent_point_against_closed_form():
+    """Likelihoods of 0.1, 0.2 and 0.3 have mean 0.2 and variance 0.01: psi = 0.2 (1 + 0.01 / (3 x 0.2^2))."""
+    likelihoods = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    assert float(tangent_point(-likelihoods.log())) == pytest.approx(math.log(0.2 * (1 + 1 / 12)), rel=1e-12)
+
+
 def test_mistakes_are_caught(runs):
     """Negative controls: psi from the orders it is used on, groups of the wrong size, and a forgotten log K."""
     drawn = [ORDERS[torch.randint(720, (4,), generator=stream(seed, "control"))] for seed in range(RUNS)]
@@ -247,6 +253,14 @@ def test_orders_of_probability_zero(length):
         assert found.importance_nll.impossible
         assert found.tangent_nll.value <= mixture + 4 * found.tangent_nll.standard_error
     assert not any(math.isnan(b.value) or math.isnan(b.standard_error) for b in found.quantities)
+
+
+def test_one_impossible_order_makes_every_group_infinite():
+    """A group may hold that order alone, so the expectation is infinite, whatever this group holds."""
+    predictor = from_function(fickle, vocab_size=2, mask_token=2)
+    found = [bounds(predictor, [0] * 9, orders=8, particles=4, seed=seed) for seed in range(4)]
+    assert all(one.nll.replicates.isfinite().any() for one in found)
+    assert all(one.importance_nll.replicates.isinf().all() for one in found)
 
 
 def test_impossible_sequences():

@@ -10,7 +10,7 @@ import torch
 from infodis.batching import run
 from infodis.bench.problems import Perturbed, Tabulated
 from infodis.bounds import bounds
-from infodis.consistency import Circulations, Consistency, audit, circulating, draw_heat_map
+from infodis.consistency import Circulations, Consistency, _draw_pairs, audit, circulating, draw_heat_map
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
@@ -100,6 +100,21 @@ def test_cells_against_enumeration(case):
         assert abs(cell.mean_absolute.value - truth) <= 4.5 * cell.mean_absolute.standard_error + 1e-12
         total += cell.pairs
     assert total == 4000
+
+
+def test_weights_make_pairs_and_sizes_uniform():
+    """Of 21 pairs and 6 sizes, from 4,000 weighted draws; 4.5 standard errors for all are a false alarm in 5,000."""
+    item = Item.read(X[0], target=[0, 1, 3, 4, 5, 9, 11], context=[2, 6])
+    pair, size, weight = _draw_pairs(item, 4000, generator=stream(0, "weights"))
+    for kinds in (size.unsqueeze(1) == torch.arange(2, 8), pair[:, :1] * 7 + pair[:, 1:] == _codes(7)):
+        drawn = kinds * weight.unsqueeze(1)
+        error = drawn.std(0) / math.sqrt(4000)
+        assert bool(((drawn.mean(0) - 1 / kinds.shape[1]).abs() < 4.5 * error).all())
+
+
+def _codes(length: int) -> torch.Tensor:
+    """A number for every pair of places."""
+    return torch.tensor([length * a + b for a, b in itertools.combinations(range(length), 2)])
 
 
 def test_mistakes_are_caught(case):

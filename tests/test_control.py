@@ -61,6 +61,7 @@ def test_predictions_come_from_other_folds():
 
 def test_folds_are_blocks_of_whole_replicates():
     assert fold_bounds(4, 8) == [(0, 8), (8, 16), (16, 24), (24, 32)]
+    assert fold_bounds(6, 5) == [(0, 5), (5, 15), (15, 20), (20, 30)]
     assert [end - start for start, end in fold_bounds(22, 1)] == [5, 6, 5, 6]
 
 

@@ -17,6 +17,7 @@ from infodis.design import (
     Tiled,
     TimeFree,
     TimeIntegral,
+    _deal,
     numbers,
     numbers_of,
 )
@@ -129,6 +130,18 @@ def test_tiled_spreads_pairs_better_than_independent_masks():
     assert unevenness(Tiled(power=0)) < 0.8 * unevenness(StratifiedCount())
 
 
+def test_decks_are_dealt_crosswise_so_that_no_pair_meets_twice():
+    """Rows of 4 out of 16: two decks are the rows and the columns of a square, and two places share one line at most.
+
+    So a pair meets 0 or 1 times, with variance 0.4 x 0.6; in decks shuffled independently it is 2 x 0.2 x 0.8.
+    """
+    keys = numbers(16, Layout(1, 8), [stream(9, r) for r in range(50)])[1]
+    masked = _deal(keys, torch.full((50, 8), 4)).double()
+    meetings = (masked.transpose(1, 2) @ masked)[:, ~torch.eye(16, dtype=torch.bool)]
+    assert meetings.unique().tolist() == [0, 1]
+    assert float(meetings.mean()) == pytest.approx(0.4)
+
+
 def test_orders_rows_are_nested_and_shared():
     plan = Orders().draw(6, 31, generator=stream(4, "o"))
     assert plan.replicates == 6  # (31 - 1) // 5
@@ -188,6 +201,16 @@ def test_pilot_masks_are_fixed_and_hold_commutators():
     assert stars[:, 0].sum(-1).tolist() == [10, 6]  # five and three eighths
     assert Auto().pilot(16, 16).shape[0] == 0  # two orders would not fit
     assert Auto().pilot(6, 128).shape[0] == 0  # everything can be enumerated
+
+
+def test_numbers_of_levels_and_positions_are_all_different_and_begin_alike():
+    """Which positions are masked does not depend on how many; a longer target begins with the keys of a shorter one."""
+    (levels, keys), (short_levels, short_keys) = (
+        numbers(length, Layout(2, 4), [stream(5, r) for r in range(2)]) for length in (6, 3)
+    )
+    assert torch.cat([levels.unsqueeze(-1), keys], dim=-1).unique().numel() == 2 * 4 * 7
+    assert torch.equal(levels, short_levels)
+    assert torch.equal(keys[..., :3], short_keys)
 
 
 def test_many_streams_give_what_each_gives_alone():

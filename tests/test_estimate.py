@@ -12,13 +12,16 @@ import infodis
 from infodis.bench.experiments import measure, run_many
 from infodis.bench.peers import PaperSampler
 from infodis.bench.problems import Perturbed, Problem, Tabulated
+from infodis.bounds import Measured
 from infodis.control import Neighbours, Positions
 from infodis.design import Auto, Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, TimeIntegral, UniformCount
 from infodis.errors import InputError, PredictorError
-from infodis.estimate import Request, estimate_items
+from infodis.estimate import Request, error_of_mean, estimate_items
+from infodis.influence import Information
 from infodis.item import Item
 from infodis.oracle import MarkovChain, Table
 from infodis.predictor import Counting, from_function
+from infodis.race import _standard_error
 from infodis.rng import stream
 
 CHAIN = MarkovChain.random(order=4, vocab_size=4, temperature=0.5, seed=0)
@@ -55,6 +58,16 @@ def test_enumerate_and_orders_on_a_table_against_exact(sets):
         for design in (Enumerate(), Orders(), Auto()):
             estimate = infodis.nll(DNA, x, design=design, evaluations=255, **sets)
             assert estimate.value == pytest.approx(exact, rel=1e-8, abs=1e-10)
+
+
+def test_items_that_differ_in_their_sets_only_are_not_taken_for_equal():
+    """The tokens are all 0, as what is left out is read."""
+    sets = [([0, 1], []), ([0, 1, 2], []), ([0, 1], [2]), ([0], [1, 2]), ([1, 2], [0])]
+    targets, contexts = map(list, zip(*sets, strict=True))
+    found = infodis.nll(CHAIN, [[0, 0, 0]] * len(sets), target=targets, context=contexts, design=Enumerate())
+    exact = [-CHAIN.log_prob([0, 0, 0], target=target, context=context) for target, context in sets]
+    assert len(set(exact)) == len(sets)
+    assert [one.value for one in found] == pytest.approx(exact)
 
 
 def test_enumerate_on_a_chain_with_sixteen_positions_against_exact():
@@ -167,6 +180,22 @@ def test_a_seed_changes_the_masks_and_nothing_else_does():
     assert first != other
 
 
+def test_sequences_of_one_length_meet_masks_of_their_own():
+    """Costs depend on the masks alone here, so that equal masks give equal replicates; 4 standard errors of 0.1."""
+
+    def third_token_by_share_masked(tokens):
+        third = (tokens == 3).double().mean(1).view(-1, 1, 1).expand(*tokens.shape, 1) / 2
+        return torch.cat([(1 - third) / 2, (1 - third) / 2, third], dim=-1).log()
+
+    predictor = from_function(third_token_by_share_masked, vocab_size=3, mask_token=3)
+    one, other = (
+        found.replicates
+        for found in infodis.nll(predictor, [[0] * 12, [1] * 12], design=UniformCount(), control=None, evaluations=100)
+    )
+    assert float(one.std()) > 0
+    assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 0.4
+
+
 @pytest.mark.parametrize("design", [d for d in ALL_DESIGNS if d != Enumerate()], ids=repr)
 def test_evaluations_are_what_the_predictor_saw(design):
     counting = Counting(CHAIN)
@@ -210,6 +239,17 @@ def test_errors_of_credits_are_their_spread_over_seeds():
     ratio = wrong / told
     assert float(ratio.mean()) == pytest.approx(1, abs=0.1)  # four standard errors: one false alarm in 16,000
     assert 0.6 < float(ratio.min()) <= float(ratio.max()) < 1.5
+
+
+def test_errors_of_four_replicates_against_closed_form():
+    """0, 0, 0 and 4 have mean 1 and standard deviation 2: their mean has the standard error 2 / sqrt(4)."""
+    four = torch.tensor([0.0, 0.0, 0.0, 4.0], dtype=torch.float64)
+    found = Information("nll", four, 4, 0, "budget spent")
+    assert (found.value, found.standard_error) == (1, 1)
+    assert found.interval(0.9) == pytest.approx((1 - 2.353363, 1 + 2.353363))  # Student's t with 3 degrees of freedom
+    assert error_of_mean(torch.stack([four, 3 * four]), dim=1).tolist() == [1, 3]
+    assert Measured.mean(four) == Measured(1, 1)
+    assert _standard_error(four) == 1
 
 
 def test_pooled_errors_of_credits_are_those_of_all_replicates():

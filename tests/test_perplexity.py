@@ -8,7 +8,7 @@ import torch
 from infodis.design import Enumerate, TimeFree
 from infodis.errors import InputError
 from infodis.oracle import MarkovChain
-from infodis.perplexity import Windows, perplexity
+from infodis.perplexity import Windows, perplexity, window_item
 from infodis.predictor import Tempered
 from infodis.rng import stream
 
@@ -44,6 +44,12 @@ def test_against_exact_with_and_without_context():
         assert found.nats == pytest.approx(exact, rel=1e-8)
         assert found.tokens == 50
         assert found.bits_per_token == pytest.approx(exact / 50 / math.log(2))
+
+
+def test_special_tokens_around_a_window_are_context():
+    item = window_item(torch.tensor([5, 6, 7]), 1, around=([1, 2], [3]))
+    assert item.tokens.tolist() == [1, 2, 5, 6, 7, 3]
+    assert (item.target.tolist(), item.context.tolist()) == ([3, 4], [0, 1, 2, 5])
 
 
 def test_errors_cover_masks_and_text():

@@ -1,5 +1,6 @@
 """Races: the evidence against its integral, wrong decisions against known answers, and who stops when."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -20,7 +21,7 @@ from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
-from infodis.race import FEWEST, Numbers, PowerCount, Race, Runner, Verdict, choose, choosing
+from infodis.race import FEWEST, Field, Numbers, PowerCount, Race, Runner, Verdict, choose, choosing
 from infodis.rng import stream
 
 
@@ -118,6 +119,47 @@ def test_needed_is_where_evidence_gets_there():
             math.log(300), abs=0.01
         )
     assert module._needed(4, math.log(300)) == math.inf
+
+
+def field(scores: torch.Tensor) -> tuple[Field, dict[int, Runner]]:
+    """A race with alpha = 0.01 of choices whose replicates have these scores."""
+    begun = Runner.begin(CHAIN, Item.read(LIKELY, context=[0]), torch.arange(9), Race())
+    runners = {number: dataclasses.replace(begun, values=values) for number, values in enumerate(scores)}
+    return Field.of(list(runners), [1.0] * len(runners), Race()), runners
+
+
+@pytest.mark.parametrize("choices", [2, 3, 6])
+def test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100(choices):
+    """That mean is at most 1 in expectation; their sum, or a mean over those still in the race, is not."""
+    begun, runners = field(torch.zeros(choices, 8, dtype=torch.float64))
+
+    def left(evidence: list[float], field: Field = begun) -> list[int]:
+        against_the_first = torch.full((choices, choices), -math.inf, dtype=torch.float64)
+        against_the_first[0, 1:] = torch.tensor(evidence, dtype=torch.float64).log()
+        places = torch.tensor(field.open)
+        found = against_the_first[places.unsqueeze(1), places]
+        with mock.patch.object(module, "_evidence", return_value=found):
+            return field.judged(runners).open
+
+    everyone, rivals = list(range(choices)), choices - 1
+    assert left([99] * rivals) == everyone
+    assert left([101] * rivals) == everyone[1:]
+    assert left([99 * rivals] + [0] * (rivals - 1)) == everyone
+    assert left([101 * rivals] + [0] * (rivals - 1)) == everyone[1:]
+    if rivals > 1:
+        assert left([99 * rivals] + [0] * (rivals - 1), dataclasses.replace(begun, open=[0, 1])) == [0, 1]
+
+
+@pytest.mark.parametrize("choices", [2, 3, 6])
+def test_a_lead_that_gets_there_in_the_end_has_an_even_chance(choices):
+    """Alone against a loser, the winner's e must be 100 for each of the loser's rivals."""
+    count, most = 16, 64
+    needed = module._needed(most, math.log(100 * (choices - 1)))
+    noise = torch.randn(count, generator=stream(0, "lead")).double()
+    lead = (noise - noise.mean()) / noise.std() + needed / math.sqrt(most)
+    scores = torch.stack([torch.zeros(count).double(), *[lead] * (choices - 1)])
+    begun, runners = field(scores)
+    assert begun.chance(runners, most) == pytest.approx(0.5, abs=1e-9)
 
 
 # What a replicate is worth.
@@ -237,12 +279,15 @@ def test_giving_up_is_the_beginning_of_going_on():
 
 
 def test_sizes_divide_the_nll():
-    short, long = [0, 1, 0, 1], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    """The shorter one costs less, but more per token."""
+    short, long = [0, 0, 2, 2], [0] * 16
     nats = scores(short, long)
     by_tokens = choose(CHAIN, [short, long], context=[0], sizes=[3, 15])
+    assert nats[0] < nats[1]
     assert nats[1] / 15 < nats[0] / 3
     assert (by_tokens.leader, by_tokens.decided) == (1, True)
     assert by_tokens.choices[0].score == pytest.approx(nats[0] / 3)
+    assert abs(by_tokens.margin - (nats[0] / 3 - nats[1] / 15)) < 4 * by_tokens.standard_error
     by_nothing = choose(CHAIN, [short, [0, *[1, 0] * 8]], context=[0])
     assert (by_nothing.leader, by_nothing.decided) == (0, True)
 
