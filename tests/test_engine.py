@@ -1,23 +1,32 @@
 """Runs that are killed, damaged or interrupted end as if nothing had happened."""
 
+import dataclasses
 import json
 import math
 import multiprocessing
 import os
+import stat
 
 import pytest
 import torch
 from instant import InstantScore
 
 from infodis.bench.engine import instant
+from infodis.data import Characters
+from infodis.design import UniformCount
 from infodis.engine import store as stores
+from infodis.engine.documents import Window, cut_documents
+from infodis.engine.jobs import ModelSpec
 from infodis.engine.local import InProcess, Processes
+from infodis.engine.rolling import Rolled, Rolling
 from infodis.engine.run import Plan, run
 from infodis.engine.summary import PerplexitySummary, Rate
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request, nll
-from infodis.files import locked
+from infodis.files import atomic_text, locked
 from infodis.inputs import cut
+from infodis.item import Item
+from infodis.perplexity import Windows
 from infodis.rng import stream
 
 ROWS = 60
@@ -164,6 +173,64 @@ def test_a_damaged_part_is_found_and_redone(rows, tmp_path):
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
+def test_a_part_that_changes_before_the_join_is_not_joined(rows, tmp_path):
+    run(plan(rows, tmp_path / "whole.jsonl"))
+    out = tmp_path / "out.jsonl"
+
+    def change_a_digit(state):
+        if state.done == ROWS:
+            part = min(stores.work_directory(out).glob("parts/*/*.jsonl"))
+            part.write_bytes(part.read_bytes().replace(b'"value": ', b'"value": 1', 1))
+
+    with pytest.raises(stores.Corrupted):
+        run(plan(rows, out), change_a_digit)
+    assert not out.exists()
+    assert run(plan(rows, out)).redone == 1
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_shard_counts_once_its_line_is_on_disk(tmp_path, monkeypatch):
+    manifest, synced = tmp_path / stores.MANIFEST, []
+    with stores.opened(tmp_path, shards=2) as store:
+
+        def fsync(handle):
+            assert os.path.samestat(os.fstat(handle), manifest.stat())
+            synced.append(
+                ([json.loads(line)["shard"] for line in manifest.read_text().splitlines()], store.done.tolist())
+            )
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        for shard in (1, 0):
+            store.note(stores.Done(shard, "digest", 3, 0, {}))
+    assert synced == [([1], [False, False]), ([1, 0], [False, True])]
+    assert store.done.all()
+
+
+def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    steps, real = [], os.replace
+
+    def fsync(handle):
+        state = os.fstat(handle)
+        steps.append("directory on disk" if stat.S_ISDIR(state.st_mode) else f"{state.st_size} bytes on disk")
+
+    def replace(old, new):
+        steps.append("named")
+        real(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    atomic_text(tmp_path / "file", "content")
+    assert steps == ["7 bytes on disk", "named", "directory on disk"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_of_json_is_not_written(tmp_path, value):
+    parts = stores.Parts(tmp_path)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        parts.commit(0, [{"id": 1, "value": value}], [])
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize("torn", [b'{"shard": 3, "dig', b"\x00\x00"])
 def test_a_torn_line_of_the_manifest_is_dropped(rows, tmp_path, torn):
     run(plan(rows, tmp_path / "whole.jsonl"))
@@ -291,6 +358,30 @@ def test_a_rate_has_the_error_of_a_ratio_estimator():
     # 300 scores of about unit variance: 4.5 standard errors, false alarms fewer than 1 in 10^5
     assert abs(float(scores.mean())) < 4.5 / math.sqrt(300)
     assert abs(float(scores.std()) - 1) < 4.5 / math.sqrt(600) + 0.03
+
+
+def test_windows_of_documents_meet_masks_of_their_own():
+    """Or else the errors of equal passages would not average out."""
+    job = Rolling(ModelSpec("instant"), Request(UniformCount(), None, evaluations=8))
+    item = Item.read(instant().encode("the same again and again"))
+    places = [("a", 0), ("a", 1), ("b", 0), (0, 0), ("a", 0)]
+    windows = [Window(id, number, item, 24.0, line=1) for id, number in places]
+    found = [tuple(one.replicates.tolist()) for one in Rolled(job, instant(), "instant").measure(windows)]
+    assert len(set(found)) == 4
+    assert found[0] == found[4]
+
+
+@pytest.mark.parametrize("name", ["text.txt", "documents.jsonl"])
+def test_windows_share_the_bytes_of_their_document(tmp_path, name):
+    """Bytes of UTF-8, not characters: these two letters have two and three of them."""
+    text = "ße€ß€ eß€€"
+    path = tmp_path / name
+    path.write_text(text if name.endswith("txt") else json.dumps({"text": text}) + "\n", encoding="utf-8")
+    opened = dataclasses.replace(instant().opened, tokenizer=Characters("e ß€"))
+    model = dataclasses.replace(instant(), opened=opened)
+    found = cut_documents(str(path), tmp_path, model, windows=Windows(4, 3), limit=None, per_shard=9).read(0)
+    assert [len(window.item.target) for window in found] == [4, 3, 3]
+    assert sum(window.bytes for window in found) == pytest.approx(len(text.encode()))
 
 
 def test_documents_are_the_units_of_a_corpus():

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import infodis
-from infodis.data import Subwords
+from infodis.data import Characters, Subwords
 from infodis.errors import InputError
 from infodis.inputs import (
     Entry,
@@ -735,6 +735,12 @@ def test_texts_and_responses(model):
     assert after.item.context.tolist() == whole.context.tolist()
     assert after.bytes == 9
     assert entry(text=" ").scored(model).item.target.tolist() == [0]
+
+
+def test_bytes_are_those_of_utf_8():
+    model = infodis.load(REFERENCES / "llada", tokenizer=Characters("ße€ "))
+    found = entry(prompt="€€ ", response="ße€").scored(model)
+    assert (len(found.item.target), found.bytes) == (3, 6)
 
 
 def test_rows_of_tokens(model):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -118,6 +119,17 @@ def test_other_settings_on_resume_are_named(rows, tmp_path):
     assert "Nothing was left to do" in invoke("score", rows, "--out", out, *FEW).output
     invoke("score", rows, "--out", out, *FEW, "--seed", "1", "--no-resume")
     assert out.read_bytes() != before
+
+
+def test_another_tokenizer_on_resume_is_named(rows, tmp_path):
+    """Its tokens mean something else, though model and text are the same."""
+    out, model = tmp_path / "out.jsonl", Path(__file__).parent / "references" / "llada"
+    alphabet = "abcdefghijklmnopqrstuvwxyz "
+    how = ["score", rows, "--out", out, *FEW, "--model", model, "--tokenizer"]
+    invoke(*how, f"characters:{alphabet}")
+    with pytest.raises(InputError, match="tokenizer: was"):
+        invoke(*how, f"characters:{alphabet[::-1]}")
+    assert "Nothing was left to do" in invoke(*how, f"characters:{alphabet}").output
 
 
 @pytest.mark.parametrize(
