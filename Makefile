@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-browser test-transformers-4 faults check smoke bench docs clean
+.PHONY: demo test test-all test-browser test-transformers-4 faults mutations check smoke bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -38,6 +38,9 @@ KILLS ?= 200
 faults: $(STAMP)  ## kill `infodis score`, Ray's workers and its driver: the finished file is always the same
 	$(BIN)/python tests/faults.py --kills $(KILLS)
 	$(BIN)/python -m pytest -q -m slow tests/test_ray.py -k 'dies or killed'
+
+mutations: $(STAMP)  ## break the sources on purpose, in a copy: a test must notice each time
+	$(BIN)/python tests/mutations.py
 
 check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff check .

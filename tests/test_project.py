@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mutations import MUTATIONS
 from typer.testing import CliRunner
 
 from infodis.cli import app
@@ -115,6 +116,15 @@ def test_public_names_exist():
 def test_stream_keys_do_not_run_into_each_other():
     assert len({key(1, 23), key(12, 3), key("1", 23), key(b"1", 23), key(123), key(1, 2, 3)}) == 6
     assert key(0, "a") == 4513031048185085819  # fixed for ever: numbers must not change between versions
+
+
+def test_mutations_find_their_lines_and_their_tests():
+    """Whether the tests notice them takes minutes: `make mutations`."""
+    assert len({one.name for one in MUTATIONS}) == len(MUTATIONS)
+    for one in MUTATIONS:
+        assert one.found(ROOT) == 1, f"{one.name}: move the mutation with the line that it replaces"
+        for file, test in (name.partition("[")[0].split("::") for name in one.tests):
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{one.name}: {test} is not in {file}"
 
 
 def test_bench_commands(tmp_path):

@@ -1,0 +1,921 @@
+"""Deliberate faults, each with the tests that must notice it.
+
+    python tests/mutations.py                           # all of them: some minutes on two cores
+    python tests/mutations.py --only seed-ignored       # one of them; give it several times for more
+    python tests/mutations.py --list
+
+A mutation replaces one piece of text in a copy of the sources, so that a property breaks and nothing crashes. Then the
+tests that it names run on the copy: one of them must fail. It is an error as well if the tests fail without the
+mutation, and if the text is not found exactly once: then the line was moved, and the mutation must follow it.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+import queue
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("src", "tests", "benchmarks", "pyproject.toml")
+PATIENCE = 600
+"""Seconds until a run counts as broken."""
+
+FORKS = multiprocessing.get_context("forkserver")
+"""Runs of tests are forked from a process that has imported what takes long, and nothing of infodis."""
+
+Outcome = Literal["killed", "survived", "moved", "broken"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """A fault to make, and who must notice it."""
+
+    name: str
+    breaks: str
+    """The property that does not hold any more."""
+    file: str
+    """Below src/infodis."""
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    """Files below tests, or single tests in them: file::test."""
+
+    def source(self, tree: Path) -> Path:
+        return tree / "src" / "infodis" / self.file
+
+    def found(self, tree: Path) -> int:
+        """How often the text to replace is there."""
+        return self.source(tree).read_text().count(self.old)
+
+
+MUTATIONS = (
+    # Weights of designs: without the certificate an estimate is biased, and nothing else shows it.
+    Mutation(
+        "time-integral-weight",
+        "the weight of a row at level u is 1 / u",
+        "design.py",
+        "1 / (levels * levels.shape[-1])",
+        "1 / ((1 - levels) * levels.shape[-1])",
+        ("test_design.py::test_time_integral_certificate_against_quadrature",),
+    ),
+    Mutation(
+        "time-free-harmonic",
+        "the weight is H_m, not H_(m - 1)",
+        "design.py",
+        "harmonic = inverse.sum()",
+        "harmonic = inverse[:-1].sum()",
+        ("test_design.py::test_certificate_against_enumeration[TimeFree()-3]",),
+    ),
+    Mutation(
+        "time-free-full-mask",
+        "the fully masked set is drawn too",
+        "design.py",
+        "sizes = 1 + torch.searchsorted(cumulative, levels.contiguous(), right=True)",
+        "sizes = (1 + torch.searchsorted(cumulative, levels.contiguous())).clamp(max=max(1, keys.shape[-1] - 1))",
+        ("test_design.py::test_certificate_against_enumeration[TimeFree()-3]",),
+    ),
+    Mutation(
+        "uniform-count-rounded",
+        "the size is 1 + floor(u m), not u m rounded",
+        "design.py",
+        "(1 + (levels * length).long()).clamp(max=length)",
+        "(levels * length).round().long().clamp(min=1)",
+        ("test_design.py::test_certificate_against_enumeration[UniformCount()-3]",),
+    ),
+    Mutation(
+        "uniform-count-weight",
+        "the weight of size k is m / k",
+        "design.py",
+        "length / (rows * sizes.double())",
+        "(length + 1) / (rows * (sizes + 1).double())",
+        ("test_design.py::test_certificate_against_enumeration[UniformCount()-3]",),
+    ),
+    Mutation(
+        "strata-rounded",
+        "strata are never rounded to sizes",
+        "design.py",
+        "_uniform_count((torch.arange(rows) + levels) / rows, keys)",
+        "_uniform_count((torch.arange(rows) + 0.5).expand_as(levels).double() / rows, keys)",
+        ("test_design.py::test_certificate_against_enumeration[StratifiedCount()-5]",),
+    ),
+    Mutation(
+        "pairs-sizes",
+        "a mask of a pair may be empty, and its complement full",
+        "design.py",
+        "(levels[..., :1] * (length + 1)).long().clamp(max=length)",
+        "(1 + (levels[..., :1] * length).long()).clamp(max=length)",
+        ("test_design.py::test_certificate_against_enumeration[Pairs()-3]",),
+    ),
+    Mutation(
+        "tiled-weight",
+        "a row of a group of g sizes counts for all g",
+        "design.py",
+        "schedule.width / (schedule.rows * sizes.double())",
+        "1 / (schedule.rows * sizes.double())",
+        ("test_design.py::test_certificate_against_enumeration[Tiled(power=0.2, floor=0.3)-5]",),
+    ),
+    Mutation(
+        "tiled-not-crosswise",
+        "positions masked together in one deck are spread over the next",
+        "design.py",
+        "order = (_rank(row + key) - first + key) / (last - first)",
+        "order = key + 0 * (last - first)",
+        ("test_design.py::test_decks_are_dealt_crosswise_so_that_no_pair_meets_twice",),
+    ),
+    Mutation(
+        "tiled-dealt-twice",
+        "a row that spans two decks never holds a position twice",
+        "design.py",
+        "return order - 2.0 * front",
+        "return order - 0.0 * front",
+        ("test_design.py::test_certificate_against_enumeration[Tiled(power=0.2, floor=0.3)-4]",),
+    ),
+    Mutation(
+        "orders-antithetic-weight",
+        "two orders of a pair share the weight of one",
+        "design.py",
+        ".double() / turns.shape[-2]",
+        ".double()",
+        ("test_design.py::test_certificate_against_enumeration[Orders(antithetic=True)-3]",),
+    ),
+    Mutation(
+        "enumerate-weight",
+        "a mask of size k weighs 1 / (k C(m, k))",
+        "design.py",
+        "1 / (sizes * ways[sizes])",
+        "1 / ways[sizes]",
+        ("test_design.py::test_enumerate_weights_against_certificate",),
+    ),
+    Mutation(
+        "keys-hold-the-level",
+        "which positions are masked does not depend on how many",
+        "design.py",
+        "drawn[:, 1:].transpose(1, 2)",
+        "drawn[:, :-1].transpose(1, 2)",
+        ("test_design.py::test_numbers_of_levels_and_positions_are_all_different_and_begin_alike",),
+    ),
+    Mutation(
+        "unequal-lengths-not-coupled",
+        "targets of unequal lengths draw the same levels, and the same keys at their first positions",
+        "design.py",
+        "return drawn[:, 0], drawn[:, 1:].transpose(1, 2)",
+        "return drawn[:, -1], drawn[:, :-1].transpose(1, 2)",
+        ("test_design.py::test_numbers_of_levels_and_positions_are_all_different_and_begin_alike",),
+    ),
+    # Controls: what is subtracted has a known mean and comes from other rows.
+    Mutation(
+        "control-not-cross-fitted",
+        "the control of a fold knows nothing of its rows",
+        "control.py",
+        "total.minus(mine).scaled()",
+        "total.scaled()",
+        ("test_control.py::test_predictions_come_from_other_folds",),
+    ),
+    Mutation(
+        "control-mean-of-neighbours",
+        "features average to zero over all masks",
+        "control.py",
+        "neighbours - present / 2",
+        "neighbours - present / 3",
+        ("test_control.py::test_features_have_mean_zero_against_enumeration",),
+    ),
+    Mutation(
+        "control-mean-of-sizes",
+        "features average to zero over all masks",
+        "control.py",
+        "share - (length + 1) / (2 * length)",
+        "share - 1 / 2",
+        ("test_control.py::test_features_have_mean_zero_against_enumeration",),
+    ),
+    Mutation(
+        "control-mean-added-per-row",
+        "the known mean of what is subtracted is added again, once per replicate",
+        "estimate.py",
+        "(block[2] - prediction) + mean / self.layout.rows",
+        "(block[2] - prediction) + mean",
+        ("test_estimate.py::test_unbiased_against_enumeration[exact-StratifiedCount()-Positions]",),
+    ),
+    Mutation(
+        "folds-split-replicates",
+        "folds are blocks of whole replicates",
+        "control.py",
+        "n * replicates // folds * rows",
+        "n * replicates * rows // folds",
+        ("test_control.py::test_folds_are_blocks_of_whole_replicates",),
+    ),
+    # Errors: the only promise that a number makes about itself.
+    Mutation(
+        "error-of-credits",
+        "the standard error of a mean of n is the deviation over sqrt(n)",
+        "estimate.py",
+        "replicates.std(dim) / math.sqrt(count)",
+        "replicates.std(dim) / math.sqrt(count + 1)",
+        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+    ),
+    Mutation(
+        "error-of-values",
+        "the standard error of a mean of n is the deviation over sqrt(n)",
+        "estimate.py",
+        "return float(self.replicates.std()) / math.sqrt(count)",
+        "return float(self.replicates.std()) / math.sqrt(count + 1)",
+        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+    ),
+    Mutation(
+        "error-of-bounds",
+        "the standard error of a mean of n is the deviation over sqrt(n)",
+        "bounds.py",
+        "float(values.std()) / math.sqrt(count)",
+        "float(values.std()) / math.sqrt(count + 1)",
+        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+    ),
+    Mutation(
+        "interval-one-sided",
+        "an interval leaves out half of 1 - level on either side",
+        "estimate.py",
+        "t.ppf((1 + level) / 2, ",
+        "t.ppf(level, ",
+        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+    ),
+    Mutation(
+        "interval-normal",
+        "few replicates have the tails of Student's t",
+        "estimate.py",
+        "self.replicates.numel() - 1)) * self.standard_error",
+        "1e9)) * self.standard_error",
+        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+    ),
+    Mutation(
+        "pooled-errors-added",
+        "errors of independent runs add in squares",
+        "estimate.py",
+        "torch.hypot(mine * self.per_token_error, its * other.per_token_error)",
+        "mine * self.per_token_error + its * other.per_token_error",
+        ("test_estimate.py::test_pooled_errors_of_credits_are_those_of_all_replicates",),
+    ),
+    # Random streams: independent where errors are averaged, shared where they are to cancel.
+    Mutation(
+        "items-share-masks",
+        "sequences of one length meet masks of their own",
+        "estimate.py",
+        "paths = [(name, replicate) for name in names",
+        "paths = [(0, replicate) for name in names",
+        ("test_estimate.py::test_sequences_of_one_length_meet_masks_of_their_own",),
+    ),
+    Mutation(
+        "replicates-share-masks",
+        "every replicate has masks of its own",
+        "estimate.py",
+        "paths = [(name, replicate) for name in names",
+        "paths = [(name, 0) for name in names",
+        ("test_estimate.py::test_sequences_of_one_length_meet_masks_of_their_own",),
+    ),
+    Mutation(
+        "seed-ignored",
+        "another seed draws other masks",
+        "estimate.py",
+        "seed=self.run.seed, paths=paths",
+        "seed=0, paths=paths",
+        ("test_estimate.py::test_a_seed_changes_the_masks_and_nothing_else_does",),
+    ),
+    Mutation(
+        "key-without-target",
+        "items that differ in their target are not taken for equal",
+        "item.py",
+        "parts = (self.clean, self.target, self.context)",
+        "parts = (self.clean, self.context)",
+        ("test_estimate.py::test_items_that_differ_in_their_sets_only_are_not_taken_for_equal",),
+    ),
+    Mutation(
+        "windows-share-masks",
+        "equal windows of a text meet masks of their own",
+        "perplexity.py",
+        'key("window", number)',
+        'key("window", 0)',
+        ("test_perplexity.py::test_the_error_from_masks_is_the_spread_over_seeds[text]",),
+    ),
+    Mutation(
+        "documents-share-masks",
+        "windows of different documents meet masks of their own",
+        "engine/rolling.py",
+        'key("window", one.id, one.number)',
+        'key("window", one.number)',
+        ("test_engine.py::test_windows_of_documents_meet_masks_of_their_own",),
+    ),
+    Mutation(
+        "coupling-broken",
+        "both sides of a ratio are drawn from the same numbers",
+        "ratio.py",
+        "if side is self.base or self.coupled:",
+        "if side is self.base:",
+        ("test_ratio.py::test_identical_sides_are_exactly_equal",),
+    ),
+    Mutation(
+        "ratio-reversed",
+        "a ratio is log p(y) - log p(x), not the reverse",
+        "ratio.py",
+        "total = total - sign * estimate",
+        "total = total + sign * estimate",
+        ("test_ratio.py::test_exact_designs_give_exact_ratios",),
+    ),
+    Mutation(
+        "margin-sides",
+        "a margin subtracts what the reference prefers",
+        "ratio.py",
+        "Side(reference, chosen, -1), Side(reference, rejected)",
+        "Side(reference, rejected, -1), Side(reference, chosen)",
+        ("test_ratio.py::test_margin_by_enumeration_against_exact",),
+    ),
+    # Races: the bound alpha on wrong decisions.
+    Mutation(
+        "race-evidence-summed",
+        "the mean of e over the rivals is at most 1 in expectation; their sum is not",
+        "race.py",
+        ".logsumexp(1) - math.log(len(self.keys) - 1)",
+        ".logsumexp(1)",
+        ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
+    ),
+    Mutation(
+        "race-rivals-counted-with-itself",
+        "of K choices each has K - 1 rivals",
+        "race.py",
+        ".logsumexp(1) - math.log(len(self.keys) - 1)",
+        ".logsumexp(1) - math.log(len(self.keys))",
+        ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
+    ),
+    Mutation(
+        "race-chance-of-other-rivals",
+        "a race is given up by the evidence that would end it",
+        "race.py",
+        "math.log((len(self.keys) - 1) / self.race.alpha)",
+        "math.log(len(self.keys) / self.race.alpha)",
+        ("test_race.py::test_a_lead_that_gets_there_in_the_end_has_an_even_chance",),
+    ),
+    Mutation(
+        "race-evidence-without-price",
+        "e is a likelihood ratio: looking costs (1 + n g)^(1/2)",
+        "race.py",
+        "- math.log(shrink) / 2 + count / 2 * growth",
+        "+ count / 2 * growth",
+        ("test_race.py::test_evidence_against_integral",),
+    ),
+    Mutation(
+        "race-weight",
+        "the weight of size k is 1 / (k p(k))",
+        "race.py",
+        "(1 / (rows * sizes * share[sizes - 1]))",
+        "(1 / (rows * share[sizes - 1]))",
+        ("test_race.py::test_certificate_against_enumeration",),
+    ),
+    Mutation(
+        "race-losers-forgotten",
+        "rivals that are out still count among the K - 1",
+        "race.py",
+        ".logsumexp(1) - math.log(len(self.keys) - 1)",
+        ".logsumexp(1) - math.log(len(possible) - 1)",
+        ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
+    ),
+    Mutation(
+        "race-sizes-ignored",
+        "scores are divided by the sizes of choices",
+        "race.py",
+        ".expand(count) / self.sizes[n]",
+        ".expand(count)",
+        ("test_race.py::test_sizes_divide_the_nll",),
+    ),
+    # Bounds: which side of the truth they are on.
+    Mutation(
+        "tangent-uncorrected",
+        "psi is raised by the squared relative error of the mean it comes from",
+        "bounds.py",
+        "- math.log(count) + doubt.log1p()",
+        "- math.log(count) + 0 * doubt",
+        ("test_bounds.py::test_the_tangent_point_against_closed_form",),
+    ),
+    Mutation(
+        "tangent-from-the-same-half",
+        "psi comes from the half that it is not used on",
+        "bounds.py",
+        "[tangent_point(costs[half:]).expand(half), tangent_point(costs[:half]).expand(len(costs) - half)]",
+        "[tangent_point(costs[:half]).expand(half), tangent_point(costs[half:]).expand(len(costs) - half)]",
+        ("test_bounds.py::test_estimates_against_enumeration",),
+    ),
+    Mutation(
+        "lower-bound-is-an-upper-one",
+        "tangent_nll is a lower bound of mixture_nll, importance_nll an upper one",
+        "bounds.py",
+        'bound("tangent_nll", tangent(costs), ',
+        'bound("tangent_nll", importance(costs, len(costs)), ',
+        ("test_bounds.py::test_estimates_against_enumeration",),
+    ),
+    Mutation(
+        "mixture-of-orders-summed",
+        "mixture_nll is -log of the mean over orders, not of their sum",
+        "bounds.py",
+        "torch.logsumexp(log_likelihood[rest] - cost, dim=1) - math.log(size)",
+        "torch.logsumexp(log_likelihood[rest] - cost, dim=1)",
+        ("test_bounds.py::test_short_targets_are_exact_against_all_orders",),
+    ),
+    Mutation(
+        "impossible-order-forgotten",
+        "one impossible order makes importance_nll infinite",
+        "bounds.py",
+        "if bool(costs.isinf().any()) else replicates",
+        "if bool(costs.isinf().all()) else replicates",
+        ("test_bounds.py::test_one_impossible_order_makes_every_group_infinite",),
+    ),
+    Mutation(
+        "equal-rows-counted-as-independent",
+        "equal sequences met equal orders: their errors add up",
+        "bounds.py",
+        "errors.get(one.item.key, 0.0) + part.standard_error",
+        "math.hypot(errors.get(one.item.key, 0.0), part.standard_error)",
+        ("test_bounds.py::test_averages_add_up",),
+    ),
+    # Predictors: what is masked, what is visible, what has probability zero.
+    Mutation(
+        "hidden-tokens-shown",
+        "positions in neither set are masked in every row",
+        "observe.py",
+        "hidden = self.hidden[item].scatter(1, target, masked)",
+        "hidden = torch.zeros_like(self.hidden[item]).scatter(1, target, masked)",
+        ("test_estimate.py::test_orders_on_a_chain_against_exact",),
+    ),
+    Mutation(
+        "masked-tokens-shown",
+        "a masked token is not seen by the predictor",
+        "predictor.py",
+        "rows = torch.where(masked, self.mask_token, tokens)",
+        "rows = torch.where(masked.all(1, keepdim=True), self.mask_token, tokens)",
+        ("test_predictor.py::test_from_function_agrees_with_the_oracle_itself",),
+    ),
+    Mutation(
+        "unnormalised-accepted",
+        "conditionals that do not sum to 1 are refused",
+        "predictor.py",
+        "~(totals.abs() <= TOLERANCE)",
+        "totals.isnan()",
+        ("test_predictor.py::test_what_is_not_a_log_probability_is_named",),
+    ),
+    Mutation(
+        "impossible-averaged",
+        "one conditional probability of zero makes the value infinite",
+        "estimate.py",
+        "values[impossible] = math.inf",
+        "values[impossible] = values[impossible]",
+        ("test_estimate.py::test_impossible_data_give_inf_and_say_so",),
+    ),
+    Mutation(
+        "mask-column-in-distributions",
+        "the mask token has probability zero",
+        "nets/network.py",
+        "logits[..., self.mask_token] = -torch.inf",
+        "logits[..., self.mask_token] += 0.0",
+        ("test_adapters.py::test_families_against_peer",),
+    ),
+    Mutation(
+        "mask-column-in-costs",
+        "the mask token has probability zero where only costs are computed, too",
+        "nets/network.py",
+        "block[:, self.mask_token - start] = -torch.inf",
+        "block[:, self.mask_token - start] += 0.0",
+        ("test_adapters.py::test_nll_is_that_of_a_plain_loop",),
+    ),
+    Mutation(
+        "padded-columns-in-distributions",
+        "columns that only pad the vocabulary have probability zero",
+        "nets/network.py",
+        "logits[..., self.tokens :] = -torch.inf",
+        "logits[..., self.tokens :] += 0.0",
+        ("test_adapters.py::test_families_against_peer",),
+    ),
+    Mutation(
+        "padded-columns-in-costs",
+        "columns that only pad the vocabulary have probability zero where only costs are computed, too",
+        "nets/network.py",
+        "last = min(self.tokens, self.vocab_size)",
+        "last = self.vocab_size",
+        ("test_adapters.py::test_nll_is_that_of_a_plain_loop",),
+    ),
+    Mutation(
+        "dream-unshifted",
+        "Dream's output at a position is about the next one",
+        "nets/llama.py",
+        "if self.shifted:",
+        "if not self.blocks:",
+        ("test_adapters.py::test_families_against_peer",),
+    ),
+    Mutation(
+        "padding-seen",
+        "padding of a batch is not seen by shorter rows",
+        "model.py",
+        "visible = None if bool(there.all()) else self._moved(there)",
+        "visible = None",
+        ("test_adapters.py::test_a_sequence_scores_the_same_in_any_company",),
+    ),
+    Mutation(
+        "special-tokens-scored",
+        "[CLS] and [SEP] are context",
+        "data.py",
+        "if not added and end > len(prompt)",
+        "if added or end > len(prompt)",
+        ("test_conformance.py::test_special_tokens_are_context",),
+    ),
+    Mutation(
+        "special-tokens-of-windows-scored",
+        "[CLS] and [SEP] around a window are context",
+        "perplexity.py",
+        "first, last = len(before) + context, len(row) - len(behind)",
+        "first, last = len(before) + context, len(row)",
+        ("test_perplexity.py::test_special_tokens_around_a_window_are_context",),
+    ),
+    # Long texts: every token once, every byte once.
+    Mutation(
+        "windows-counted-twice",
+        "tokens that windows share are scored once",
+        "perplexity.py",
+        "context = length - (self.windows.stride or length) if number else 0",
+        "context = 0",
+        ("test_perplexity.py::test_windows_cover_every_token_once",),
+    ),
+    Mutation(
+        "bytes-of-windows-counted-twice",
+        "the bytes of a document are dealt to its windows once",
+        "engine/documents.py",
+        "size * (len(piece) - context) / count",
+        "size * len(piece) / count",
+        ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
+    ),
+    Mutation(
+        "characters-for-bytes",
+        "bits per byte divide by the bytes of UTF-8",
+        "inputs/reading.py",
+        "return len(part.value.encode())",
+        "return min(len(part.value.encode()), len(part.value))",
+        ("test_inputs.py::test_bytes_are_those_of_utf_8",),
+    ),
+    Mutation(
+        "characters-for-bytes-of-documents",
+        "bits per byte of documents divide by the bytes of UTF-8",
+        "engine/documents.py",
+        "[(len(text.encode()), model.tokenizer.encode(text))]",
+        "[(len(text), model.tokenizer.encode(text))]",
+        ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
+    ),
+    Mutation(
+        "characters-for-bytes-of-a-text",
+        "bits per byte of a text divide by the bytes of UTF-8",
+        "engine/documents.py",
+        "((len(text.encode()), tokens) for",
+        "((len(text), tokens) for",
+        ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
+    ),
+    Mutation(
+        "windows-are-units-of-a-corpus",
+        "documents are what a corpus is drawn from",
+        "engine/summary.py",
+        "per_token, per_byte = self.documents if self.count > 1 else self.windows",
+        "per_token, per_byte = self.windows",
+        ("test_engine.py::test_documents_are_the_units_of_a_corpus",),
+    ),
+    # Files: what is written is what was computed, once, and on disk before it counts.
+    Mutation(
+        "records-rounded",
+        "records hold six decimals",
+        "engine/jobs.py",
+        "DIGITS = 6",
+        "DIGITS = 3",
+        ("test_engine.py::test_records_are_as_of_single_rows_and_bad_rows_are_told",),
+    ),
+    Mutation(
+        "nan-written",
+        "infinities and NaN never reach a record",
+        "engine/store.py",
+        "allow_nan=False",
+        "allow_nan=True",
+        ("test_engine.py::test_what_is_no_number_of_json_is_not_written",),
+    ),
+    Mutation(
+        "manifest-not-synced",
+        "a shard counts once its line is on disk",
+        "engine/store.py",
+        "os.fsync(self._manifest.fileno())",
+        "self._manifest.fileno()",
+        ("test_engine.py::test_a_shard_counts_once_its_line_is_on_disk",),
+    ),
+    Mutation(
+        "part-not-synced",
+        "a part is on disk before it gets its name",
+        "files.py",
+        "sync(unfinished)",
+        "unfinished.stat()",
+        ("test_engine.py::test_a_file_is_on_disk_before_it_gets_its_name",),
+    ),
+    Mutation(
+        "part-unchecked-at-the-join",
+        "a part that changed since it was written is not joined",
+        "engine/store.py",
+        "if hashlib.sha256(content).hexdigest() != done.digest:",
+        "if not content and done.rows:",
+        ("test_engine.py::test_a_part_that_changes_before_the_join_is_not_joined",),
+    ),
+    Mutation(
+        "part-unchecked-on-resume",
+        "a damaged part is done again",
+        "engine/store.py",
+        "return hashlib.sha256(self.path(done.shard).read_bytes()).hexdigest() == done.digest",
+        "return self.path(done.shard).exists()",
+        ("test_engine.py::test_a_damaged_part_is_found_and_redone",),
+    ),
+    Mutation(
+        "torn-line-kept",
+        "half a line of a killed run is dropped",
+        "engine/store.py",
+        "file.truncate(whole)",
+        "file.seek(whole)",
+        ("test_engine.py::test_a_torn_line_of_the_manifest_is_dropped",),
+    ),
+    Mutation(
+        "lock-not-taken",
+        "one run at a time works on an output",
+        "files.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_UN",
+        ("test_engine.py::test_one_run_at_a_time",),
+    ),
+    Mutation(
+        "tokenizer-not-in-the-settings",
+        "a run is not resumed with another tokenizer",
+        "engine/jobs.py",
+        '"tokenizer": tokenizer_fingerprint(directory, self.tokenizer),',
+        "",
+        ("test_score_command.py::test_another_tokenizer_on_resume_is_named",),
+    ),
+    Mutation(
+        "settings-not-compared",
+        "a run is not resumed with other settings",
+        "engine/store.py",
+        "if known.get(name) != asked.get(name)]",
+        "if known.get(name) != asked.get(name) and name not in asked]",
+        ("test_engine.py::test_other_settings_are_refused_by_name",),
+    ),
+    Mutation(
+        "input-not-compared",
+        "a run is not resumed with another input",
+        "engine/run.py",
+        "settings = {**plan.settings, INPUT: source.digest}",
+        "settings = {**plan.settings, INPUT: (known or {}).get(INPUT, source.digest)}",
+        ("test_engine.py::test_other_settings_are_refused_by_name",),
+    ),
+    Mutation(
+        "changed-input-read",
+        "an input that changed since it was cut is not scored",
+        "inputs/source.py",
+        "or check != shard.check",
+        "or not check",
+        ("test_inputs.py::test_input_that_changes_is_told",),
+    ),
+    Mutation(
+        "duplicate-ids-accepted",
+        "an id that was used before is refused",
+        "inputs/source.py",
+        "found.line not in again",
+        "found.line in again",
+        ("test_inputs.py::test_ids_used_twice_are_told_across_shards",),
+    ),
+    # Score entropies: the whole of time, and what is left at its end.
+    Mutation(
+        "terminal-term-missing",
+        "what is left at the end of the integral is added",
+        "dse.py",
+        "parts = parts + last.gather(",
+        "parts = parts + 0 * last.gather(",
+        ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
+    ),
+    Mutation(
+        "time-cut",
+        "the integral goes up to infinite noise",
+        "quadrature.py",
+        "last = 1.0 if math.isinf(until)",
+        "last = 0.9 if math.isinf(until)",
+        ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
+    ),
+    Mutation(
+        "rates-transposed",
+        "jumps into a state are not those out of it",
+        "process.py",
+        "(self.matrix - self.matrix.diagonal().diag()).T[noised]",
+        "(self.matrix - self.matrix.diagonal().diag())[noised]",
+        ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
+    ),
+    Mutation(
+        "loss-weight-of-time",
+        "t-DCE weighs time by sigma (1 - lambda) / lambda",
+        "loss.py",
+        "self.schedule.rate(levels) * (1 - level) / level",
+        "self.schedule.rate(levels) / level",
+        ("test_loss.py::test_cross_entropies_are_unbiased_against_exact[t-dce]",),
+    ),
+    # Information and consistency.
+    Mutation(
+        "circulation-weights-dropped",
+        "pairs have the law of neighbours in a random order",
+        "consistency.py",
+        "pair_weight * size_weight",
+        "pair_weight",
+        ("test_consistency.py::test_weights_make_pairs_and_sizes_uniform",),
+    ),
+    Mutation(
+        "influence-shares",
+        "effects of context tokens add up to the mutual information",
+        "influence.py",
+        "_shapley(pair) * (count - 1) / 2",
+        "_shapley(pair) * count / 2",
+        ("test_information.py::test_drawn_influence_is_unbiased_and_adds_up",),
+    ),
+    Mutation(
+        "information-left-off-by-one",
+        "at size k fewer than k tokens are masked",
+        "information.py",
+        "bdtr(np.arange(tokens), tokens,",
+        "bdtr(np.arange(1, tokens + 1), tokens,",
+        ("test_information.py::test_information_left_against_quadrature",),
+    ),
+    # Statistics of audits.
+    Mutation(
+        "ties-count-nothing",
+        "ties count half in an AUROC",
+        "audit/separation.py",
+        "torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)",
+        "2 * torch.searchsorted(ordered, values)",
+        ("test_separation.py::test_values_against_peers",),
+    ),
+    Mutation(
+        "given-labelling-forgotten",
+        "a permutation p-value is never 0",
+        "audit/separation.py",
+        "(1 + extreme) / (1 + len(sums))",
+        "extreme / len(sums)",
+        ("test_separation.py::test_forgetting_the_given_labelling_is_caught",),
+    ),
+    Mutation(
+        "conformal-row-forgotten",
+        "a conformal p-value is exact, and never 0",
+        "audit/separation.py",
+        "(1 + higher).double() / (len(reference) + 1)",
+        "higher.double() / len(reference)",
+        ("test_separation.py::test_conformal_p_values_against_enumeration",),
+    ),
+    Mutation(
+        "permuted-across-clusters",
+        "labels are dealt within what rows share",
+        "audit/separation.py",
+        "dtype=torch.float64) + block",
+        "dtype=torch.float64) + 0 * block",
+        ("test_separation.py::test_clustered_p_values_against_enumeration",),
+    ),
+    Mutation(
+        "many-features-unadjusted",
+        "p-values are adjusted for their number",
+        "audit/separation.py",
+        "(len(p_values) - place) * p_values[n]",
+        "p_values[n]",
+        ("test_separation.py::test_adjusted_p_values_against_peer",),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What came of a mutation."""
+
+    outcome: Outcome
+    told: str
+    """The test that failed, or what went wrong."""
+    seconds: float = 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="NAME", choices=[one.name for one in MUTATIONS])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--list", action="store_true", help="print the mutations and the properties that they break")
+    given = parser.parse_args()
+    chosen = [one for one in MUTATIONS if not given.only or one.name in given.only]
+    width = max(len(one.name) for one in chosen)
+    if given.list:
+        print("\n".join(f"{one.name:{width}}  {one.breaks}" for one in chosen))
+        return 0
+    killed = 0
+    os.environ["OMP_NUM_THREADS"] = "1"
+    FORKS.set_forkserver_preload(["torch", "scipy.stats", "pytest", "typer.testing"])
+    with tempfile.TemporaryDirectory() as scratch:
+        trees = [Path(scratch) / str(number) for number in range(max(1, given.jobs))]
+        copy_sources(ROOT, trees[0])
+        if failing := unmutated(trees[0], chosen, jobs=given.jobs):
+            print(f"Without a mutation these fail, so that nothing can be said:\n{failing}", file=sys.stderr)
+            return 1
+        for tree in trees[1:]:
+            shutil.copytree(trees[0], tree)
+        for one, found in outcomes(chosen, trees):
+            print(f"{found.outcome:8}  {one.name:{width}}  {found.seconds:5.1f} s  {found.told}", flush=True)
+            killed += found.outcome == "killed"
+    print(f"{killed} of {len(chosen)} killed")
+    return 0 if killed == len(chosen) else 1
+
+
+def copy_sources(root: Path, tree: Path) -> None:
+    for name in COPIED:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(root / name, tree / name)
+
+
+def unmutated(tree: Path, chosen: list[Mutation], *, jobs: int) -> str:
+    """What fails in the sources as they are. It also leaves compiled modules behind, which later runs read."""
+    tests = dict.fromkeys(test for one in chosen for test in one.tests)
+    code, output = run_tests(tree, [*tests], "-n", str(jobs), compiled=True)
+    return "" if code == 0 else "\n".join(failures(output)) or output
+
+
+def outcomes(chosen: list[Mutation], trees: list[Path]) -> Iterator[tuple[Mutation, Found]]:
+    """As many at a time as there are copies; in order."""
+    idle: queue.Queue[Path] = queue.Queue()
+    for tree in trees:
+        idle.put(tree)
+
+    def one(mutation: Mutation) -> Found:
+        tree = idle.get()
+        try:
+            return outcome(mutation, tree)
+        finally:
+            idle.put(tree)
+
+    with concurrent.futures.ThreadPoolExecutor(len(trees)) as pool:
+        yield from zip(chosen, pool.map(one, chosen), strict=True)
+
+
+def outcome(mutation: Mutation, tree: Path) -> Found:
+    """Mutate, test, and put everything back."""
+    begin, path = time.monotonic(), mutation.source(tree)
+    if (count := mutation.found(tree)) != 1:
+        return Found("moved", f"{mutation.file} holds the text to replace {count} times: {mutation.old}")
+    before, known = path.read_text(), path.stat()
+    path.write_text(before.replace(mutation.old, mutation.new))
+    try:
+        code, output = run_tests(tree, [*mutation.tests], "-x", "-n", "0", compiled=False)
+    finally:
+        path.write_text(before)
+        os.utime(path, ns=(known.st_atime_ns, known.st_mtime_ns))  # so that what was compiled of it still counts
+    seconds = time.monotonic() - begin
+    if code == 0:
+        return Found("survived", f"{mutation.breaks}: {', '.join(mutation.tests)} did not notice", seconds)
+    if code != 1:
+        return Found("broken", f"exit code {code}\n{output}", seconds)
+    return Found("killed", next(iter(failures(output)), "?"), seconds)
+
+
+def run_tests(tree: Path, tests: list[str], *options: str, compiled: bool) -> tuple[int | None, str]:
+    """The exit code and the output of pytest in a copy. `compiled`: keep what Python compiles."""
+    heard = tree / "output"
+    words = ["-q", "-p", "no:cacheprovider", *options, *(str(tree / "tests" / test) for test in tests)]
+    process = FORKS.Process(target=pytest_in, args=(tree, words, heard, compiled))
+    process.start()
+    process.join(PATIENCE)
+    process.kill()  # if there was no end
+    process.join()
+    return process.exitcode, heard.read_text()
+
+
+def pytest_in(tree: Path, words: list[str], heard: Path, compiled: bool) -> None:
+    """Run pytest in this process, which was made for it, with a copy of the sources."""
+    import pytest
+
+    with heard.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.dont_write_bytecode = not compiled
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "" if compiled else "1"
+    os.environ["PYTHONPATH"] = str(tree / "src")
+    os.environ["COLUMNS"] = "300"  # of the summary
+    os.chdir(tree)
+    sys.path[:0] = [str(tree / "src"), str(tree / "tests")]
+    sys.exit(int(pytest.main(words)))
+
+
+def failures(output: str) -> list[str]:
+    """What pytest's summary tells of failed tests."""
+    return re.findall(r"^(?:FAILED|ERROR) (?:\S*/)?tests/(.*)$", output, flags=re.MULTILINE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
