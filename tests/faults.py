@@ -101,8 +101,8 @@ def main() -> None:
             while killed < given.kills and kill(start(arguments), after=draw.uniform(0.6, 1.3) * until_first):
                 killed += 1
             finish(arguments, place / "none")
-            for suffix in (".jsonl", ".rejected.jsonl"):
-                assert out.with_suffix(suffix).read_bytes() == (place / f"whole{suffix}").read_bytes(), out
+            for name in ("{}.jsonl", "{}.jsonl.rejected.jsonl"):
+                assert (place / name.format(out.stem)).read_bytes() == (place / name.format("whole")).read_bytes(), out
             left = [path.name for path in place.glob(f"*out{runs}*") if path.suffix not in (".jsonl", ".json")]
             assert not left, f"left behind: {left}"
             print(f"{killed} kills, {runs} files finished, each the same as the undisturbed one", flush=True)

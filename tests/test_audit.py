@@ -241,7 +241,7 @@ def test_bad_rows_are_set_aside_and_told(files, tmp_path):
     out = tmp_path / "audit"
     told = invoke("audit", files["plain"], files["odd"], *QUICK, "--out", out, code=3)
     assert "1 rows of out could not be read" in " ".join(told.split())
-    assert (out / "b.rejected.jsonl").exists()
+    assert (out / "b.jsonl.rejected.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from infodis import data
 from infodis.data import Characters, Subwords, encode_file, open_tokens, tokenizer_from, tokenizer_named
 from infodis.errors import InputError
+from infodis.files import UNFINISHED
 from infodis.rng import stream
 
 TEXT8 = tokenizer_named("text8")
@@ -84,7 +85,7 @@ def test_a_damaged_cache_is_made_again(tmp_path):
     for damage in (lambda: cache.write_bytes(b"12"), lambda: cache.with_suffix(".json").write_text("{")):
         damage()
         assert open_tokens(source, TEXT8, cache=cache, length=4).tokens.tolist() == whole
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.glob(f"{UNFINISHED}*"))
 
 
 def test_text_is_tokenised_piece_by_piece_and_once(tmp_path, monkeypatch):

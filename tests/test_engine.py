@@ -23,7 +23,7 @@ from infodis.engine.run import Plan, run
 from infodis.engine.summary import PerplexitySummary, Rate
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request, nll
-from infodis.files import atomic_text, locked
+from infodis.files import UNFINISHED, atomic_text, locked
 from infodis.inputs import cut
 from infodis.item import Item
 from infodis.perplexity import Windows
@@ -69,7 +69,7 @@ def test_records_are_as_of_single_rows_and_bad_rows_are_told(rows, tmp_path):
         assert record["value"] == pytest.approx(alone.value, abs=1e-5)
         assert record["standard_error"] == pytest.approx(alone.standard_error, abs=1e-5)
         assert record["bits_per_byte"] == pytest.approx(alone.value / math.log(2) / len(row["text"]), abs=1e-5)
-    rejected = [json.loads(line) for line in (tmp_path / "out.rejected.jsonl").read_text().splitlines()]
+    rejected = [json.loads(line) for line in (tmp_path / "out.jsonl.rejected.jsonl").read_text().splitlines()]
     assert [(row["line"], row["field"]) for row in rejected] == [(18, "text")]
     assert finished.totals["rows"] == ROWS - 1
     assert finished.totals["rejected"] == 1
@@ -121,9 +121,11 @@ def test_killed_at_every_step_the_result_is_the_same(rows, tmp_path):
         assert deaths < 100
     assert deaths > 4
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert (tmp_path / "out.rejected.jsonl").read_bytes() == (tmp_path / "whole.rejected.jsonl").read_bytes()
+    assert (tmp_path / "out.jsonl.rejected.jsonl").read_bytes() == (
+        tmp_path / "whole.jsonl.rejected.jsonl"
+    ).read_bytes()
     left = {path.name for path in tmp_path.iterdir()}
-    assert not [name for name in left if name.endswith(".tmp") or name.endswith(".work")]
+    assert not [name for name in left if name.startswith(UNFINISHED) or name.endswith(".work")]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -135,6 +137,27 @@ def test_killed_once_at_some_step(rows, tmp_path, step):
     in_child(dying, plan(rows, out), step)
     run(plan(rows, out))
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_killed_while_an_old_result_is_replaced_there_is_the_old_or_the_new(tmp_path):
+    path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"text": "abc"}\n{"text": 3}\n')
+    run(plan(path, out))
+    old = {one: one.read_bytes() for one in stores.places(out) if one.is_file()}
+    path.write_text('{"text": "abcd"}\n{"text": 4}\n{"text": 5}\n')
+    run(plan(path, tmp_path / "whole.jsonl"))
+    new = {one: one.with_name(one.name.replace("out", "whole")).read_bytes() for one in old}
+    step = 1
+    while in_child(dying, plan(path, out, resume=False), step) == 9:
+        step += 1
+        assert all(one.read_bytes() in (old[one], new[one]) for one in old)
+        if step % 8 == 0 and (stores.work_directory(out) / stores.SETTINGS).exists():
+            run(plan(path, out))
+            assert out.read_bytes() == new[out]
+    assert step > 20
+    for one in old:
+        assert one.read_bytes() == new[one]
 
 
 def interrupted(rows, out, after: int) -> None:
@@ -264,7 +287,7 @@ def test_a_finished_output_is_kept(rows, tmp_path):
     with pytest.raises(InputError, match="other settings"):
         run(plan(rows, out, settings={"seed": 1}))
     out.write_text("something else\n")
-    with pytest.raises(InputError, match="is not what the run wrote"):
+    with pytest.raises(InputError, match="is not what infodis wrote"):
         run(plan(rows, out))
     foreign = tmp_path / "mine.jsonl"
     foreign.write_text("precious\n")

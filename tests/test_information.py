@@ -18,6 +18,7 @@ from infodis.bench.problems import Perturbed, Tabulated
 from infodis.cli.curve import curve
 from infodis.design import Enumerate, MaskDesign, Tiled, UniformCount
 from infodis.errors import InputError
+from infodis.files import MANIFEST
 from infodis.influence import influence, mutual_information
 from infodis.information import profile, unmasking_cost, unmasking_schedule, visible_shares
 from infodis.item import Item
@@ -391,7 +392,7 @@ def test_curve_command(tmp_path):
     assert records[0]["nll"] == pytest.approx(alone.nll.value, rel=1e-5)
     assert records[0]["model"] == model.fingerprint
     assert records[0]["group_tops"][-1] == records[0]["tokens"] == 9
-    assert sorted(tmp_path.iterdir()) == sorted([texts, out, plot])
+    assert sorted(tmp_path.iterdir()) == sorted([texts, out, plot, tmp_path / MANIFEST])
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_the_same_file_though_a_worker_dies(tmp_path, monkeypatch, capfd):
     run(plan(rows, tmp_path / "two.jsonl", engine.RayActors(2), met=str(met)))
     assert met.exists()
     assert not ray.is_initialized()
-    for name in ("{}.jsonl", "{}.rejected.jsonl"):
+    for name in ("{}.jsonl", "{}.jsonl.rejected.jsonl"):
         assert (tmp_path / name.format("one")).read_bytes() == (tmp_path / name.format("two")).read_bytes()
     assert not list(tmp_path.glob(".*"))
     assert capfd.readouterr() == ("", "")

@@ -17,6 +17,7 @@ import struct
 import pytest
 
 from infodis.errors import InputError
+from infodis.files import MANIFEST
 from infodis.report import drawing, figures, page, payload
 from infodis.report.scores import score_report
 from infodis.report.values import Column, Figure, Finding, Report, Row, Table, Threshold, Tokens
@@ -106,7 +107,7 @@ def test_the_same_report_gives_the_same_bytes(tmp_path):
     page.write(two_groups(), tmp_path / "deep" / "one.html")
     page.write(two_groups(), tmp_path / "deep" / "two.html")
     assert (tmp_path / "deep" / "one.html").read_bytes() == (tmp_path / "deep" / "two.html").read_bytes()
-    assert sorted(one.name for one in (tmp_path / "deep").iterdir()) == ["one.html", "two.html"]
+    assert sorted(one.name for one in (tmp_path / "deep").iterdir()) == [MANIFEST, "one.html", "two.html"]
 
 
 def test_text_from_data_is_escaped():
@@ -307,7 +308,7 @@ def all_figures():
 def test_figures_as_files(figure, tmp_path):
     figures.save(figure, tmp_path)
     figures.save(figure, tmp_path / "again")
-    assert sorted(one.name for one in tmp_path.glob("*.*")) == [
+    assert sorted(one.name for one in tmp_path.glob("[!.]*.*")) == [
         f"{figure.name}.{kind}" for kind in ("csv", "png", "svg")
     ]
     for kind in ("csv", "png", "svg"):

@@ -88,7 +88,7 @@ def test_bad_rows_are_rejected_and_the_exit_code_says_so(rows, tmp_path):
     out = tmp_path / "out.jsonl"
     invoke("score", rows, "--out", out, *FEW, code=3)
     assert len(read(out)) == len(TEXTS)
-    assert [row["line"] for row in read(tmp_path / "out.rejected.jsonl")] == [6, 7, 8, 9, 10, 11]
+    assert [row["line"] for row in read(tmp_path / "out.jsonl.rejected.jsonl")] == [6, 7, 8, 9, 10, 11]
     cut = tmp_path / "cut.jsonl"
     invoke("score", rows, "--out", cut, *FEW, "--truncate", "left", code=3)
     assert read(cut)[-1]["truncated"] == 400 - 256
@@ -252,7 +252,7 @@ def test_a_row_for_which_the_model_says_nan_is_rejected_alone(rows, tmp_path, mo
     model = infodis.load("text8-tiny")
     marked = [n for n, text in enumerate(TEXTS) if (model.encode(text) == model.vocab_size - 1).any()]
     invoke("score", rows, "--out", out, *FEW, code=3)
-    assert [row["id"] for row in read(tmp_path / "out.rejected.jsonl")] == marked
+    assert [row["id"] for row in read(tmp_path / "out.jsonl.rejected.jsonl")] == marked
     assert len(read(out)) == len(TEXTS) - len(marked)
 
 

@@ -19,13 +19,13 @@ import infodis
 from infodis import checkpoint, loss
 from infodis.cli import app
 from infodis.errors import InputError
-from infodis.files import locked
+from infodis.files import UNFINISHED, locked
 from infodis.model import load, locate
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
 from infodis.train import TrainingError, read_config, train
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig
-from infodis.train.loop import _check_shares
+from infodis.train.loop import LOCK, _check_shares
 
 CHAIN = MarkovChain.random(order=1, vocab_size=4, temperature=0.2)
 
@@ -168,7 +168,7 @@ def test_killed_at_some_moment_it_goes_on_with_the_same_losses(whole, tmp_path, 
         file.write('{"kind": "progress", "st')  # a line that was being written
     run(path, out, resume=True)
     assert losses(out) == losses(reference)
-    assert not list(out.glob(".*.tmp"))
+    assert not list(out.glob(f"{UNFINISHED}*"))
     for name in ("model.safetensors", "training.safetensors"):
         assert (out / "step-00000014" / name).read_bytes() == (reference / "step-00000014" / name).read_bytes()
 
@@ -203,7 +203,7 @@ def test_passes_are_shared_equally():
 
 def test_one_run_at_a_time_in_a_directory(tmp_path):
     path = prepare(tmp_path, steps=2)
-    with locked(tmp_path / "run"), pytest.raises(InputError, match="Another process is at work"):
+    with locked(tmp_path / "run", name=LOCK), pytest.raises(InputError, match="Another process is at work"):
         run(path, tmp_path / "run")
     run(path, tmp_path / "run")
     (tmp_path / "file").write_text("")

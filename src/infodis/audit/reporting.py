@@ -11,11 +11,14 @@ from infodis.audit.analysis import Audit, Suspects, Values
 from infodis.audit.groups import Group
 from infodis.audit.scores import PRIMARY, Record
 from infodis.audit.wording import findings, p_text, percent
-from infodis.files import atomic_text
+from infodis.files import result_text
 from infodis.report import figures
 from infodis.report.page import write
 from infodis.report.scores import tokens_of
 from infodis.report.values import Column, Figure, Finding, Report, Row, Table, Threshold
+
+STATISTICS, FIGURES, PAGE = "audit.json", "figures", "report.html"
+"""What an audit writes beside its records."""
 
 QUARTER_CENTRES = (0.125, 0.375, 0.625, 0.875)
 
@@ -26,11 +29,11 @@ RATE = 0.05
 def write_audit(found: Audit, directory: Path, provenance: Mapping[str, Any]) -> None:
     """audit.json, figures/ and report.html."""
     told = json.dumps(record(found), indent=2, ensure_ascii=False) + "\n"
-    atomic_text(directory / "audit.json", told)
+    result_text(directory / STATISTICS, told)
     report = audit_report(found, provenance)
     for figure in report.figures:
-        figures.save(figure, directory / "figures")
-    write(report, directory / "report.html")
+        figures.save(figure, directory / FIGURES)
+    write(report, directory / PAGE)
 
 
 def audit_report(found: Audit, provenance: Mapping[str, Any]) -> Report:

@@ -67,13 +67,19 @@ def attribute(
 
     if input is not None:
         execute(
-            job, cutting(input, reading.format), running, settings=settings, tell=lambda found: _table(found, input)
+            job,
+            cutting(input, reading.format),
+            running,
+            reads=[input],
+            settings=settings,
+            tell=lambda found: _table(found, input),
         )
         return
     with tempfile.TemporaryDirectory() as scratch:
         source, out = Path(scratch) / "text.jsonl", running.out or Path(scratch) / "out.jsonl"
         source.write_text(json.dumps({"prompt": prompt, "text": text}) + "\n", encoding="utf-8")
-        finished = finish(job, cutting(str(source), "jsonl"), dataclasses.replace(running, out=out), settings=settings)
+        options = dataclasses.replace(running, out=out)
+        finished = finish(job, cutting(str(source), "jsonl"), options, reads=[str(source)], settings=settings)
         if finished.rejected is not None:
             raise InputError(json.loads(finished.rejected.read_text(encoding="utf-8"))["reason"])
         _show(json.loads(out.read_text(encoding="utf-8")))

@@ -10,8 +10,9 @@ from rich.table import Table
 
 from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, with_options
 from infodis.cli.running import REJECTED, Cut, dry_run, finish, shard_rows
-from infodis.cli.screen import console, progress_console
+from infodis.cli.screen import console, input_path, progress_console
 from infodis.errors import InputError
+from infodis.files import check_apart, check_own
 
 if TYPE_CHECKING:
     from infodis.audit.analysis import Audit
@@ -88,8 +89,9 @@ def audit(
         for side in sides:
             console.print(dry_run(job, _cut(side, job, reading, running), running))
         return
-    directory = _directory(running)
-    groups = [_examined(side, job, reading, running, directory) for side in sides]
+    directory = _directory(running, [input_path(side.input) for side in sides])
+    inputs = [side.input for side in sides]
+    groups = [_examined(side, job, reading, running, directory, reads=inputs) for side in sides]
     found = _analysed(asked.name, groups, by_id=responses is not None, seed=seed)
     _write(found, directory)
     _tell(found, directory)
@@ -142,13 +144,19 @@ def _two(words: str | None, option: str) -> list[str]:
     return found
 
 
-def _directory(running: RunOptions) -> Path:
+def _directory(running: RunOptions, reads: list[Path]) -> Path:
+    """Where everything goes, if nothing of somebody else is in its way."""
     if running.out is None:
         raise InputError("An audit writes records, figures and a report: name a directory with --out.")
     if running.out.exists() and not running.out.is_dir():
         raise InputError(f"{running.out} is a file. Name a directory with --out.")
     if not running.out.parent.is_dir():
         raise InputError(f"There is no directory {running.out.parent} to make {running.out.name} in. Make it first.")
+    from infodis.audit.reporting import FIGURES, PAGE, STATISTICS
+
+    check_apart(reads=reads, writes=[running.out / name for name in (FIGURES, PAGE, STATISTICS)])
+    for name in (PAGE, STATISTICS):
+        check_own(running.out / name)
     running.out.mkdir(exist_ok=True)
     return running.out
 
@@ -161,7 +169,9 @@ def _cut(side: Side, job: "Examine", reading: ReadingOptions, running: RunOption
     return lambda work: cut(side.input, work, rows=rows, limit=running.limit, format=reading.format, fields=names)
 
 
-def _examined(side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions, directory: Path) -> "Group":
+def _examined(
+    side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions, directory: Path, *, reads: list[str]
+) -> "Group":
     from infodis.audit.groups import Group
 
     out = directory / f"{side.label}.jsonl"
@@ -169,7 +179,7 @@ def _examined(side: Side, job: "Examine", reading: ReadingOptions, running: RunO
     settings = {"shard_rows": rows, "limit": running.limit, "format": reading.format, "response": side.field}
     progress_console.print(f"{side.name}: {side.input}", markup=False, highlight=False, soft_wrap=True)
     options = dataclasses.replace(running, out=out)
-    finished = finish(job, _cut(side, job, reading, running), options, settings=settings)
+    finished = finish(job, _cut(side, job, reading, running), options, reads=reads, settings=settings)
     if finished.rejected is not None:
         count = int(finished.totals["rejected"])
         progress_console.print(
@@ -194,6 +204,7 @@ def _write(found: "Audit", directory: Path) -> None:
 
 
 def _tell(found: "Audit", directory: Path) -> None:
+    from infodis.audit.reporting import PAGE
     from infodis.audit.wording import findings, interval_text, p_text, percent
 
     for sentence, warning in findings(found):
@@ -210,4 +221,4 @@ def _tell(found: "Audit", directory: Path) -> None:
         table.add_section()
         table.add_row("characters counted, no model", interval_text(found.confounds.ngrams.auroc))
     console.print(table)
-    console.print(f"Report: {directory / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Report: {directory / PAGE}", markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,8 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from infodis.cli.screen import console, progress_console
+from infodis.cli.screen import check_places, console, progress_console
+from infodis.files import result_file, result_text
 
 bench = typer.Typer(help="Measure the estimators against exact answers.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -40,7 +41,7 @@ def bench_variance(
         load_pyplot()  # a missing library is told before the work, not after it
     temperatures = temperature or [0.5, 0.15]
     made = (problems.chain_problem(t, count=sequences) for t in temperatures)
-    found = _collect("every design on every problem", experiments.variance(made, rows=rows, runs=runs))
+    found = _collect("every design on every problem", experiments.variance(made, rows=rows, runs=runs), out, "variance")
     for problem in dict.fromkeys(outcome.problem for outcome in found):
         mine = [outcome for outcome in found if outcome.problem == problem]
         reference = next(o for o in mine if o.design == experiments.BASELINE and o.control == "none")
@@ -58,7 +59,8 @@ def bench_variance(
         console.print(table)
     _save(found, out, "variance")
     if out is not None:
-        draw_variance(found, out / "variance.svg")
+        with result_file(out / "variance.svg") as unfinished:
+            draw_variance(found, unfinished)
         console.print(f"Picture: {out / 'variance.svg'}")
 
 
@@ -78,7 +80,9 @@ def bench_auto(
 
     levels = [0.0, 0.02, 0.1, 1.0] if noise is None else noise
     made = (problems.chain_problem(0.5, count=sequences, noise=level) for level in levels)
-    found = _collect("Auto, Tiled and Orders", experiments.auto(made, budgets=budgets or [32, 128, 512], runs=runs))
+    found = _collect(
+        "Auto, Tiled and Orders", experiments.auto(made, budgets=budgets or [32, 128, 512], runs=runs), out, "auto"
+    )
     table = Table(
         "problem", "rows", "Tiled", "Orders", "Auto", "Auto / better", "Auto's rows", title="mean squared error"
     )
@@ -98,7 +102,7 @@ def bench_ratio(rows: Annotated[int, typer.Option(min=32)] = 64, runs: Runs = 20
     """
     from infodis.bench import experiments
 
-    found = _collect("coupled and decoupled ratios", experiments.coupling(rows=rows, runs=runs))
+    found = _collect("coupled and decoupled ratios", experiments.coupling(rows=rows, runs=runs), out, "ratio")
     table = Table("sequences", "design", "control", "decoupled", "coupled", "times below", "z", title="variance")
     for c in found:
         numbers = (f"{c.decoupled:.4g}", f"{c.coupled:.4g}", f"{c.decoupled / c.coupled:.2f}", f"{c.bias_z:+.1f}")
@@ -112,7 +116,7 @@ def bench_overhead(out: Out = None) -> None:
     """Seconds on one core for planning and summing with an instant predictor; rows per second of the oracle."""
     from infodis.bench import experiments
 
-    found = _collect("timing", experiments.overhead())
+    found = _collect("timing", experiments.overhead(), out, "overhead")
     table = Table("work", "seconds", "rate")
     for timing in found:
         table.add_row(timing.work, f"{timing.seconds:.2f}", f"{timing.rate:,.0f} {timing.unit}")
@@ -130,7 +134,7 @@ def bench_throughput(
     """
     from infodis.bench.throughput import throughput
 
-    found = _collect("today's way, then infodis", throughput(texts))
+    found = _collect("today's way, then infodis", throughput(texts), out, "throughput")
     table = Table("", *(side.way for side in found), "ratio", title=f"a BERT of 4 x 256, 30,522 tokens, {texts} texts")
     today, ours = found
     for name, title, better in (
@@ -160,7 +164,7 @@ def bench_engine(
     """
     from infodis.bench.engine import EARLY, engine
 
-    (found,) = _collect("reading, scoring, writing", (engine(rows) for _ in range(1)))
+    (found,) = _collect("reading, scoring, writing", (engine(rows) for _ in range(1)), out, "engine")
     table = Table("", "", title="the engine alone", show_header=False)
     table.add_row("input rows", f"{found.rows:,} in {found.seconds:.1f} s")
     table.add_row("input rows per second", f"{found.rows_per_second:,.0f}")
@@ -170,8 +174,11 @@ def bench_engine(
     _save([found], out, "engine")
 
 
-def _collect(what: str, records: Iterable[Any]) -> list[Any]:
-    """Run an experiment under a progress line on standard error."""
+def _collect(what: str, records: Iterable[Any], out: Path | None, name: str) -> list[Any]:
+    """Run an experiment under a progress line on standard error, if its records and picture can be written then."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        check_places(out / f"{name}.jsonl", out / f"{name}.svg")
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -190,7 +197,6 @@ def _collect(what: str, records: Iterable[Any]) -> list[Any]:
 def _save(records: Iterable[Any], out: Path | None, name: str) -> None:
     if out is None:
         return
-    out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.jsonl"
-    path.write_text("".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in records))
+    result_text(path, "".join(json.dumps(dataclasses.asdict(record)) + "\n" for record in records))
     console.print(f"Records: {path}")

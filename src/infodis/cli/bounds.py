@@ -49,11 +49,12 @@ def bounds(
     from infodis.bounds import Plan, average, bound_items
     from infodis.consistency import audit_items, draw_heat_map
     from infodis.data import tokenizer_named
+    from infodis.files import result_file
     from infodis.inputs import entries
     from infodis.model import load
 
     plan = Plan(orders, particles)
-    check_places(out, plot)
+    check_places(out, plot=plot, reads=[input])
     words = None if tokenizer is None else tokenizer_named(tokenizer)
     loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
     given = list(entries(input, limit=limit))
@@ -79,7 +80,8 @@ def bounds(
         for table in _audit_tables(checked):
             console.print(table)
         if plot is not None:
-            draw_heat_map(checked, plot)
+            with result_file(plot) as unfinished:
+                draw_heat_map(checked, unfinished)
             console.print(f"Picture: {plot}", markup=False)
 
 
@@ -113,10 +115,10 @@ def _numbers(total: float, order_error: float, sampling_error: float | None, *, 
 
 def _write(path: Path, given: "Sequence[Entry]", found: "Sequence[Bounds]", plan: "Plan", model: "Model") -> None:
     """A line per row."""
-    from infodis.files import atomic_text
+    from infodis.files import result_text
 
     lines = (json.dumps(_record(entry, one, plan, model)) for entry, one in zip(given, found, strict=True))
-    atomic_text(path, "".join(f"{line}\n" for line in lines))
+    result_text(path, "".join(f"{line}\n" for line in lines))
     console.print(f"Records: {path}", markup=False)
 
 

@@ -50,10 +50,11 @@ def curve(
     """
     from infodis import information
     from infodis.data import tokenizer_named
+    from infodis.files import result_file
     from infodis.inputs import entries
     from infodis.model import load
 
-    check_places(out, plot)
+    check_places(out, plot=plot, reads=[input])
     words = None if tokenizer is None else tokenizer_named(tokenizer)
     loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
     found = list(entries(input, limit=limit))
@@ -83,7 +84,8 @@ def curve(
     if out is not None:
         _write(out, [_record(entry.id, text, loaded) for entry, text in zip(found, profile.texts, strict=True)])
     if plot is not None:
-        information.draw_curve(profile, plot, title=f"{input.name} under {model}")
+        with result_file(plot) as unfinished:
+            information.draw_curve(profile, unfinished, title=f"{input.name} under {model}")
 
 
 def _check_steps(steps: int, lengths: set[int]) -> None:
@@ -136,6 +138,6 @@ def _record(id: int | str, text: "TextProfile", model: "Model") -> dict[str, Any
 
 
 def _write(path: Path, records: list[dict[str, Any]]) -> None:
-    from infodis.files import atomic_text
+    from infodis.files import result_text
 
-    atomic_text(path, "".join(json.dumps(record) + "\n" for record in records))
+    result_text(path, "".join(json.dumps(record) + "\n" for record in records))

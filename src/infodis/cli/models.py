@@ -67,7 +67,7 @@ def export(
     kinds = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype not in kinds:
         raise InputError(f"dtype is one of {', '.join(kinds)}; got {dtype!r}.")
-    if out.exists():
+    if os.path.lexists(out):
         raise InputError(f"{out} already exists. Choose another directory.")
     network, spec = checkpoint.load(model.locate(run))
     weights = {name: tensor.to(kinds[dtype]) for name, tensor in network.state_dict().items()}

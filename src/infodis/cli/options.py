@@ -183,7 +183,7 @@ class RunOptions:
         Path | None, typer.Option("--out", "-o", help=".jsonl or .parquet. Without it records go to standard output.")
     ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None
-    resume: Annotated[bool, typer.Option(help="Go on where an earlier run ended, or replace what it left.")] = True
+    resume: Annotated[bool, typer.Option(help="Go on where an earlier run ended, or begin anew and replace it.")] = True
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done and how long it takes.")] = (
         False

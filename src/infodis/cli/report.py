@@ -1,8 +1,9 @@
 """`infodis report`: a page to open from the records of a run."""
 
+import contextlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ def write_report(
     results: Path, out: Path, *, title: str | None = None, limit: int | None = None, figures: Path | None = None
 ) -> None:
     """The page of a results file, and its figures if a directory is named."""
-    check_page(out)
+    check_page(out, reads=[results])
     from infodis.report.figures import save
     from infodis.report.page import write
     from infodis.report.scores import score_report
@@ -52,11 +53,11 @@ def write_report(
     write(page, out)
 
 
-def check_page(out: Path) -> None:
+def check_page(out: Path, *, reads: Iterable[Path]) -> None:
     """What stands in the way of a page is told before the work, not after it."""
     from infodis.report.drawing import load_vega
 
-    check_places(out, None)
+    check_places(out, reads=reads)
     if out.suffix not in (".html", ".htm"):
         raise InputError(f"A page's name ends in .html; got {out.name}.")
     load_vega()
@@ -93,10 +94,13 @@ def _parquet(path: Path) -> list[Any]:
 
 def provenance(results: Sequence[Path]) -> dict[str, Any]:
     """How records came about, as far as their manifests tell; what is alike for all of them, once."""
-    from infodis.engine.store import manifest_path, read_settings
+    from infodis.engine.store import read_manifest
 
-    known = {path.stem: read_settings(manifest_path(path)) for path in results}
-    told = {name: _told(manifest) for name, manifest in known.items() if manifest is not None}
+    told = {}
+    for path in results:
+        with contextlib.suppress(InputError):  # what lies there may be somebody else's
+            if (manifest := read_manifest(path)) is not None:
+                told[path.stem] = _told(manifest)
     common = dict.fromkeys(name for about in told.values() for name in about)
     found: dict[str, Any] = {}
     for name in common:

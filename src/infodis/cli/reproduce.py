@@ -14,6 +14,7 @@ from infodis.cli.models import Device
 from infodis.cli.progress import Watching
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InputError
+from infodis.files import check_apart, check_own, locked
 
 if TYPE_CHECKING:
     from infodis.reproduce.experiment import Bench, Experiment, Outcome, Size
@@ -74,8 +75,9 @@ def reproduce(
 
     [bold]infodis reproduce all --document docs/reproduction.md[/bold]
     """
-    from infodis.reproduce.catalog import EXPERIMENTS, experiments_named
+    from infodis.reproduce.catalog import ALL, EXPERIMENTS, experiments_named
     from infodis.reproduce.experiment import Bench
+    from infodis.reproduce.writing import PAGE
 
     if full and smoke:
         raise InputError("--full and --smoke are two sizes; choose one.")
@@ -87,6 +89,11 @@ def reproduce(
     if model is not None and name in (own := [one.name for one in EXPERIMENTS if one.own_model]):
         raise InputError(f"{' and '.join(own)} have models of their own; --model is for the others.")
     size: Size = "full" if full else "smoke" if smoke else "laptop"
+    page = out / size / PAGE
+    writes = [page, *(out / size / one.name for one in chosen), *([] if document is None else [document])]
+    check_apart(reads=[] if data is None else [data], writes=writes)
+    if name == ALL:
+        check_own(page)
     done, failed = [], []
     for experiment in chosen:
         try:
@@ -96,7 +103,7 @@ def reproduce(
                 raise
             failed.append(experiment.name)
             progress_console.print(f"[bold red]{experiment.name}:[/bold red] {escape(str(problem))}", soft_wrap=True)
-    _write_together(done, out / size, document, name=name)
+    _write_together(done, page if name == ALL else None, document)
     if failed:
         raise InputError(f"Not run: {', '.join(failed)}, see above. The others are in {out / size}.")
 
@@ -113,7 +120,6 @@ def _check_document(document: Path, *, smoke: bool) -> None:
 
 
 def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome, Bench]":
-    from infodis.files import locked
     from infodis.reproduce.writing import write_outcome
 
     progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})", markup=False, highlight=False)
@@ -128,6 +134,8 @@ def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome
 
 
 def _show(experiment: "Experiment", outcome: "Outcome", bench: "Bench") -> None:
+    from infodis.reproduce.writing import PAGE
+
     table = Table("the paper", "here", "verdict", title=experiment.title, show_lines=True)
     for claim in outcome.claims:
         style = STYLES[claim.verdict]
@@ -135,18 +143,16 @@ def _show(experiment: "Experiment", outcome: "Outcome", bench: "Bench") -> None:
     console.print(table)
     if bench.size == "smoke":
         console.print("A smoke run shows that it runs; its verdicts mean nothing.", highlight=False)
-    console.print(f"Page: {bench.directory / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Page: {bench.directory / PAGE}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _write_together(
-    done: "list[tuple[Experiment, Outcome, Bench]]", directory: Path, document: Path | None, *, name: str
-) -> None:
-    from infodis.reproduce.catalog import ALL, EXPERIMENTS
+def _write_together(done: "list[tuple[Experiment, Outcome, Bench]]", page: Path | None, document: Path | None) -> None:
+    from infodis.reproduce.catalog import EXPERIMENTS
     from infodis.reproduce.writing import write_all, write_document
 
-    if name == ALL and done:
-        write_all(done, directory / "report.html")
-        console.print(f"Everything: {directory / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    if page is not None and done:
+        write_all(done, page)
+        console.print(f"Everything: {page}", markup=False, highlight=False, soft_wrap=True)
     if document is not None and done:
         write_document(done, document, order=[one.name for one in EXPERIMENTS])
         console.print(f"Document: {document}", markup=False, highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,9 @@ from rich.table import Table
 from infodis import __version__
 from infodis.cli.options import RunOptions
 from infodis.cli.progress import Watching
-from infodis.cli.screen import console, progress_console
+from infodis.cli.screen import console, input_path, progress_console
 from infodis.errors import InputError
+from infodis.files import check_apart
 
 if TYPE_CHECKING:
     from infodis.engine.run import Finished, State
@@ -49,20 +50,23 @@ def execute(
     cut: Cut,
     options: RunOptions,
     *,
+    reads: Sequence[str],
     settings: dict[str, Any],
     tell: Tell,
     pipe: bool = True,
     then: Callable[[Path], None] = lambda records: None,
+    pages: Sequence[Path] = (),
 ) -> None:
     """Run a job to its end, or say what it would do; print the summary and leave with the exit code.
 
     Without an output, records go to standard output, and all else to standard error; unless `pipe` is False: then only
-    the summary is wanted. `then` is done with the finished records.
+    the summary is wanted. `then` is done with the finished records, and may write `pages`.
     """
     with _threads_kept():
         if options.dry_run:
             console.print(dry_run(job, cut, options))
         else:
+            _check_files(options, reads, pages)
             _execute(job, cut, options, settings, tell, then, pipe=pipe and options.out is None)
 
 
@@ -89,12 +93,21 @@ def _execute(
         raise typer.Exit(REJECTED)
 
 
-def finish(job: "Job", cut: Cut, options: RunOptions, *, settings: dict[str, Any]) -> "Finished":
+def finish(job: "Job", cut: Cut, options: RunOptions, *, reads: Sequence[str], settings: dict[str, Any]) -> "Finished":
     """Run a job to its end, for a command that goes on with the records. `options.out` says where they go."""
     if options.out is None:
         raise InputError("There must be an output: give --out.")
+    _check_files(options, reads)
     with _threads_kept():
         return _run(job, cut, options, options.out, settings)
+
+
+def _check_files(options: RunOptions, reads: Sequence[str], pages: Sequence[Path] = ()) -> None:
+    """What a run reads must not be what it writes, nor two things that it writes be one."""
+    from infodis.engine.store import places
+
+    own = () if options.out is None else places(options.out)
+    check_apart(reads=map(input_path, reads), writes=(*own, *pages))
 
 
 def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[str, Any]) -> "Finished":
@@ -105,7 +118,7 @@ def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[st
 
     if not out.parent.is_dir():
         raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
-    threads = options.threads or settled(out, "threads") or _threads(options)
+    threads = options.threads or (settled(out, "threads") if options.resume else None) or _threads(options)
     own = job.settings()
     _check_gpus(options, str(own.get("device")))
     plan = Plan(
@@ -123,7 +136,8 @@ def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[st
         with RowsWatching() as watch:
             return run(plan, watch)
     except KeyboardInterrupt:
-        kept = "" if options.out is None else " What was finished is kept: the same command goes on from there."
+        again = "same command" if options.resume else "same command without --no-resume"
+        kept = "" if options.out is None else f" What was finished is kept: the {again} goes on from there."
         progress_console.print(f"Stopped.{kept}", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
 

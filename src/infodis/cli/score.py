@@ -11,7 +11,7 @@ from rich.table import Table
 from infodis.cli.options import ModelOptions, PrecisionOptions, ReadingOptions, RunOptions, with_options
 from infodis.cli.report import check_page, write_report
 from infodis.cli.running import Cut, execute, shard_rows
-from infodis.cli.screen import progress_console
+from infodis.cli.screen import input_path, progress_console
 
 if TYPE_CHECKING:
     from infodis.engine.documents import Documents
@@ -41,7 +41,7 @@ def score(
     """The likelihood of every row, in nats, with its standard error.
 
     Rows hold text, or prompt and response, or tokens (with target and context positions if not all are scored). What
-    cannot be scored goes to OUT's .rejected.jsonl, and the exit code is 3. Kill it at any moment: the same command goes
+    cannot be scored goes to OUT.rejected.jsonl, and the exit code is 3. Kill it at any moment: the same command goes
     on, and the finished file is the same, byte for byte.
 
     Examples:
@@ -56,7 +56,7 @@ def score(
     from infodis.engine.scores import Score
 
     if report is not None:
-        check_page(report)
+        check_page(report, reads=[input_path(input)])
     job = Score(models.spec(), precision.request(), reading.reading(), precision.seed, per_token or report is not None)
     cut, settings = _rows(input, precision, reading, running)
 
@@ -68,7 +68,8 @@ def score(
             write_report(records, report, title=f"{input} under {models.model}")
             progress_console.print(f"Report: {report}", markup=False, highlight=False)
 
-    execute(job, cut, running, settings=settings, tell=tell, then=then)
+    pages = () if report is None else (report,)
+    execute(job, cut, running, reads=[input], settings=settings, tell=tell, then=then, pages=pages)
 
 
 def _rows(
@@ -140,7 +141,9 @@ def ratio(
     other = None if reference is None else models.spec(reference)
     job = Compare(models.spec(), precision.request(), reading.reading(), precision.seed, other, coupled)
     cut, settings = _rows(input, precision, reading, running)
-    execute(job, cut, running, settings=settings, tell=lambda found: _ratio_table(found, input, models.model))
+    execute(
+        job, cut, running, reads=[input], settings=settings, tell=lambda found: _ratio_table(found, input, models.model)
+    )
 
 
 def _ratio_table(found: dict[str, Any], input: str, model: str) -> Table:
@@ -181,7 +184,14 @@ def choose(
     race = Race(alpha=alpha, evaluations=evaluations, chance=give_up)
     job = Choose(models.spec(), reading.reading(), seed, race, normalise)
     cut, settings = _rows(input, PrecisionOptions(evaluations=evaluations), reading, running)
-    execute(job, cut, running, settings=settings, tell=lambda found: _choice_table(found, input, models.model))
+    execute(
+        job,
+        cut,
+        running,
+        reads=[input],
+        settings=settings,
+        tell=lambda found: _choice_table(found, input, models.model),
+    )
 
 
 def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
@@ -241,7 +251,7 @@ def perplexity(
     def tell(found: dict[str, Any]) -> Table:
         return _perplexity_table(found, input, models, rolled)
 
-    execute(job, cut, running, settings=settings, tell=tell, pipe=False)
+    execute(job, cut, running, reads=[input], settings=settings, tell=tell, pipe=False)
 
 
 def _perplexity_table(found: dict[str, Any], input: str, models: ModelOptions, windows: "Windows") -> Table:

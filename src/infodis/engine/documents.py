@@ -121,6 +121,7 @@ def cut_documents(
     about = {"input": table.digest, "windows": str(windows)}
     known = json.loads(note.read_text()) if note.exists() else {}
     if known != about:
+        note.unlink(missing_ok=True)  # it must not speak of files that are being replaced
         found = _pieces(table, model) if table.is_text else _rows(table, model)
         if not _tokenise(found, directory, windows):
             raise InputError(f"{input} holds no text to score.")

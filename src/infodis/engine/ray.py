@@ -26,6 +26,7 @@ from infodis import __version__
 from infodis.engine.store import Done
 from infodis.engine.work import Work, Worker
 from infodis.errors import InfodisError, InputError
+from infodis.files import UNFINISHED
 
 TRIES = 3
 """Workers that may die of a shard before the run gives up. Ray by itself would replace them for ever."""
@@ -248,7 +249,7 @@ class _Home:
     @contextlib.contextmanager
     def trying(self, shard: int) -> Iterator[None]:
         """Keep count of who began a shard and died before its end, in a file, which outlives them."""
-        note = self.mark.with_name(f".shard.{shard}.tmp")
+        note = self.mark.with_name(f"{UNFINISHED}shard.{shard}")
         with note.open("ab") as file:
             file.write(b".")
             count = file.tell()
@@ -268,7 +269,7 @@ class _Home:
 def _marked(work: Work) -> Iterator[_Home]:
     """Put a mark beside the parts by which workers know that they are at the right place."""
     directory = work.parts.directory.resolve().parent
-    mark = directory / f".ray.{os.getpid()}.tmp"  # named so that the next run removes it if this one is killed
+    mark = directory / f"{UNFINISHED}ray.{os.getpid()}"  # named so that the next run removes it if this one is killed
     text = f"{socket.gethostname()} {os.getpid()} {time.time_ns()}"
     mark.write_text(text)
     try:

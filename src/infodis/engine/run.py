@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -74,28 +73,28 @@ def run(plan: Plan, watch: Watch = lambda state: None) -> Finished:
     writer_for(plan.out)
     with interruptible(), stores.claimed(plan.out) as directory:
         try:
-            if not plan.resume:
-                stores.discard(directory)
-                for path in (plan.out, stores.manifest_path(plan.out), stores.rejected_path(plan.out)):
-                    path.unlink(missing_ok=True)
             return _already_finished(plan, directory) or _run(plan, directory, watch)
         except OSError as error:
+            command = "same command" if plan.resume else "same command without --no-resume"
             raise InfodisError(
-                f"{error}. What was finished is kept in {directory}: when that is mended, the same command goes on."
+                f"{error}. What was finished is kept in {directory}: when that is mended, the {command} goes on."
             ) from error
         finally:
             if not (directory / stores.SETTINGS).exists():  # finished, or nothing was begun
-                shutil.rmtree(directory)
+                stores.remove(directory)
 
 
 def _run(plan: Plan, directory: Path, watch: Watch) -> Finished:
     path = directory / stores.SETTINGS
-    known = stores.read_settings(path)
+    stores.check_replaceable(plan.out)
+    known = stores.read_settings(path) if plan.resume else None
     if known is not None:
         stores.check_settings({**known, INPUT: None}, plan.settings, where=directory)
-    source = plan.cut(directory)
+    source = plan.cut(directory / stores.SOURCE)
     settings = {**plan.settings, INPUT: source.digest}
-    if known is not None:
+    if known is None:
+        stores.discard(directory)  # only now: an input that cannot be read costs nothing
+    else:
         stores.check_settings(known, settings, where=directory)
     stores.write_settings(path, settings)
     with stores.opened(directory, source.shards) as store:
@@ -134,51 +133,47 @@ def _first_rejected(store: Store, done: Done) -> str:
 def _join(plan: Plan, store: Store, settings: dict[str, Any]) -> Finished:
     """All parts as one file, rejected rows as another, and a manifest that says how they came about."""
     rejected, summary = stores.rejected_path(plan.out), plan.job.summary()
-    with contextlib.ExitStack() as stack:
-        records, bad = (stack.enter_context(atomic_file(path, within=store.directory)) for path in (plan.out, rejected))
-        output = stack.enter_context(writer_for(plan.out)(records, plan.job.columns))
-        refused = stack.enter_context(bad.open("wb"))
-        for done in store.in_order():
-            lines = list(store.parts.lines(done))
-            for line in lines[: done.rows]:
-                output.add(line)
-                summary.add(json.loads(line))
-            refused.writelines(lines[done.rows :])
-    if not store.totals.get("rejected"):
+    there = bool(store.totals.get("rejected"))
+    with atomic_file(plan.out, within=store.directory) as records, atomic_file(rejected, within=store.directory) as bad:
+        with writer_for(plan.out)(records, plan.job.columns) as output, bad.open("wb") as refused:
+            for done in store.in_order():
+                lines = list(store.parts.lines(done))
+                for line in lines[: done.rows]:
+                    output.add(line)
+                    summary.add(json.loads(line))
+                refused.writelines(lines[done.rows :])
+        hashes = digest_of(records), digest_of(bad)
+        stores.check_replaceable(plan.out)  # again: something may have been put there since
+        stores.announce(store.directory, *hashes)
+    if not there:
         rejected.unlink()
     manifest = {
         "settings": settings,
         "totals": store.totals,
         "summary": (result := summary.result()),
-        "sha256": digest_of(plan.out),
+        "sha256": hashes[0],
+        **({"rejected_sha256": hashes[1]} if there else {}),
         **plan.about,
     }
     told = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
     atomic_text(stores.manifest_path(plan.out), told, within=store.directory)
-    return Finished(plan.out, _if_there(rejected), dict(store.totals), result, len(store.redone), fresh=True)
+    return Finished(plan.out, rejected if there else None, dict(store.totals), result, len(store.redone), fresh=True)
 
 
 def _already_finished(plan: Plan, directory: Path) -> Finished | None:
     """What an earlier run of the same thing left, if its file is still what it wrote."""
-    path = stores.manifest_path(plan.out)
-    manifest = stores.read_settings(path)
-    if not plan.out.exists():
+    manifest = stores.read_manifest(plan.out)
+    begun = (directory / stores.SETTINGS).exists()
+    if not plan.resume or begun or manifest is None or not plan.out.is_file():
         return None
-    if manifest is None:
-        if (directory / stores.SETTINGS).exists():  # killed just before the manifest was written
-            return None
-        raise InputError(f"{plan.out} is there already. Choose another output, or replace it with --no-resume.")
-    settings = manifest.get("settings", {})
-    stores.check_settings({**settings, INPUT: None}, plan.settings, where=plan.out)
-    if digest_of(plan.out) != manifest.get("sha256"):
-        raise InputError(
-            f"{plan.out} is not what the run wrote that {path.name} is about. Move it away, or start over with "
-            "--no-resume."
-        )
-    stores.check_settings(settings, {**plan.settings, INPUT: plan.cut(directory).digest}, where=plan.out)
-    (directory / stores.SETTINGS).unlink(missing_ok=True)
-    known = manifest.get("totals", {}), manifest.get("summary", {})
-    return Finished(plan.out, _if_there(stores.rejected_path(plan.out)), *known, 0, fresh=False)
+    stores.check_settings({**manifest["settings"], INPUT: None}, plan.settings, where=plan.out)
+    if digest_of(plan.out) != manifest["sha256"]:
+        return None
+    digest = plan.cut(directory / stores.SOURCE).digest
+    stores.check_settings(manifest["settings"], {**plan.settings, INPUT: digest}, where=plan.out)
+    totals = manifest.get("totals", {})
+    rejected = _if_there(stores.rejected_path(plan.out)) if totals.get("rejected") else None
+    return Finished(plan.out, rejected, totals, manifest.get("summary", {}), 0, fresh=False)
 
 
 def _if_there(path: Path) -> Path | None:

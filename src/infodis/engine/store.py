@@ -3,6 +3,9 @@
 Beside OUT lies `OUT.work/` with what the run was asked for (`settings.json`), a part for every finished shard, and
 `manifest.jsonl`, a line per part with its hash. A part counts once its line is on disk. At the end the parts are joined
 into OUT, and `OUT.manifest.json` says how OUT came about. Killed at any moment, the next run finds all finished shards.
+
+What an earlier run left at OUT stays until the new result is complete, and is replaced only if it is ours: if
+`OUT.manifest.json` names its hash, or `OUT.work/result.json` does, which lists what is about to be put there.
 """
 
 import contextlib
@@ -18,9 +21,19 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from infodis.errors import InputError
-from infodis.files import atomic_file, atomic_text, locked, remove_unfinished, sync
+from infodis.files import (
+    LOCK,
+    atomic_file,
+    atomic_text,
+    check_own,
+    locked,
+    remove_unfinished,
+    remove_unfinished_of,
+    sync,
+)
 
 SETTINGS, MANIFEST, PARTS = "settings.json", "manifest.jsonl", "parts"
+SOURCE, RESULT = "source", "result.json"
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 FOLDER_PARTS = 1000
 """Parts in a folder: file systems slow down when one holds millions."""
@@ -206,7 +219,12 @@ def manifest_path(out: Path) -> Path:
 
 def rejected_path(out: Path) -> Path:
     """Where rows go that could not be scored."""
-    return out.with_name(out.name.removesuffix(".gz").rpartition(".")[0] + ".rejected.jsonl")
+    return out.with_name(out.name + ".rejected.jsonl")
+
+
+def places(out: Path) -> tuple[Path, ...]:
+    """Everything that a run writes."""
+    return out, rejected_path(out), manifest_path(out), work_directory(out)
 
 
 @contextlib.contextmanager
@@ -214,7 +232,43 @@ def claimed(out: Path) -> Iterator[Path]:
     """The work directory of an output, which no other run may use meanwhile."""
     directory = work_directory(out)
     with locked(directory):
+        for path in places(out):
+            remove_unfinished_of(path)
         yield directory
+
+
+def check_replaceable(out: Path) -> None:
+    """Refuse to replace anything that is not a result of ours, as it was written."""
+    manifest = read_manifest(out) or {}
+    named = {manifest.get("sha256", ""), manifest.get("rejected_sha256", ""), *_announced(work_directory(out))}
+    for path in (out, rejected_path(out)):
+        check_own(path, named)
+
+
+def announce(directory: Path, *hashes: str) -> None:
+    """Note what is about to replace OUT and its rejected rows: killed in between, the next run knows it for ours."""
+    atomic_text(directory / RESULT, json.dumps(sorted({*hashes, *_announced(directory)})) + "\n")
+
+
+def _announced(directory: Path) -> list[str]:
+    path = directory / RESULT
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def read_manifest(out: Path) -> dict[str, Any] | None:
+    """How a finished output came about, if there is one."""
+    path = manifest_path(out)
+    if not os.path.lexists(path):
+        return None
+    try:
+        found = None if path.is_symlink() else json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("settings"), dict) or "sha256" not in found:
+        raise InputError(
+            f"{path} is there already, and is not what infodis wrote. Move it away, or choose another output."
+        )
+    return found
 
 
 def check_settings(known: dict[str, Any], asked: dict[str, Any], *, where: Path) -> None:
@@ -245,7 +299,7 @@ def read_settings(path: Path) -> dict[str, Any] | None:
 def settled(out: Path, name: str) -> Any:
     """A setting of the run that an output was begun with, if there was one."""
     known = read_settings(work_directory(out) / SETTINGS)
-    finished = read_settings(manifest_path(out)) or {}
+    finished = read_manifest(out) or {}
     return (known or finished.get("settings", {})).get(name)
 
 
@@ -255,9 +309,19 @@ def write_settings(path: Path, settings: dict[str, Any]) -> None:
 
 
 def discard(directory: Path) -> None:
-    """Empty a work directory, but keep its lock."""
-    for path in directory.iterdir():
-        if path.name == ".lock":
-            continue
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """Forget the finished shards in a work directory."""
+    _remove(directory, MANIFEST, PARTS, SETTINGS)  # the list first: a part that is not on it does not count
+
+
+def remove(directory: Path) -> None:
+    """Take a work directory away, unless somebody has put something into it."""
+    remove_unfinished(directory)
+    _remove(directory, MANIFEST, PARTS, SOURCE, RESULT, SETTINGS, LOCK)
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+
+
+def _remove(directory: Path, *names: str) -> None:
+    for path in (directory / name for name in names):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     sync(directory)

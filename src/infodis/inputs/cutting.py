@@ -89,7 +89,7 @@ def cut(
     with place.told(), place.opened() as file:
         if known is not None and (file.isatty() or not file.peek(1)):
             return _source(place, directory, known)
-        with atomic_directory(directory) as unfinished:
+        with atomic_directory(directory, replace=True) as unfinished:
             cutting = _Cutting(place, unfinished, rows, limit, names)
             found = cutting.parquet(file) if place.kind == "parquet" else cutting.lines(file)
             if place.state() != about["state"]:

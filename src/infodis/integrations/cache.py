@@ -59,10 +59,11 @@ class Cache:
 
     def _read(self, path: Path) -> Answers:
         try:
-            lines = path.read_bytes().split(b"\n")[:-1]  # what is behind the last line end was never finished
+            content = path.read_bytes()
         except FileNotFoundError:
             return {}
-        if lines and lines[0] + b"\n" != self._header:
+        lines = content.split(b"\n")[:-1]  # what is behind the last line end was never finished
+        if path.is_symlink() or not (content.startswith(self._header) or self._header.startswith(content)):
             raise InputError(f"{path} is not what this program wrote: its first line is another one. Move it away.")
         found: Answers = {}
         for line in lines[1:]:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from infodis.data import tokenizer_named
 from infodis.errors import InputError
+from infodis.files import check_apart
 from infodis.integrations import chat
 from infodis.integrations.cache import Cache, digest
 from infodis.integrations.generation import KNOWN, Wish, Writer
@@ -82,6 +83,7 @@ class InfodisLM(LM):
             self._about |= _identity(self.model, tokenizer)
         if cache is not None and not self._about["model"]:
             raise InputError("A cache is for models that are loaded from files: their content tells them apart.")
+        check_apart(writes=[Path(place) for place in (cache, out) if place is not None])
         own = ("max_length", "stride", "add_bos_token")
         self._reader = Reader(self.model, **{name: getattr(self.settings, name) for name in own})
         self._scorer = Scorer(self.model, self.settings, Cache(None if cache is None else Path(cache), self._about))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from infodis.errors import InputError
-from infodis.files import atomic_text
+from infodis.files import check_own, result_text
 from infodis.integrations.questions import DECIDED, Answer, Document, Question
 from infodis.integrations.settings import METRICS, Settings
 
@@ -132,6 +132,7 @@ class SideFile:
         if path is not None and path.is_dir():
             raise InputError(f"out must be a file, such as errors.jsonl; {path} is a directory.")
         if path is not None:
+            check_own(path)
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, records: Iterable[Record]) -> None:
@@ -140,4 +141,4 @@ class SideFile:
             return
         self._records += records
         lines = [json.dumps(record, ensure_ascii=False) for record in [self._about, *self._records]]
-        atomic_text(self.path, "\n".join(lines) + "\n")
+        result_text(self.path, "\n".join(lines) + "\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from infodis.files import atomic_file, atomic_text
+from infodis.files import result_file, result_text
 from infodis.report import drawing
 from infodis.report.values import Figure
 
@@ -31,9 +31,9 @@ Point = tuple[float, ...]
 def save(figure: Figure, directory: Path) -> None:
     """Write NAME.svg, NAME.png and NAME.csv."""
     directory.mkdir(parents=True, exist_ok=True)
-    atomic_text(directory / f"{figure.name}.svg", drawing.svg(figure))
-    atomic_text(directory / f"{figure.name}.csv", drawing.table(figure))
-    with atomic_file(directory / f"{figure.name}.png") as unfinished:
+    result_text(directory / f"{figure.name}.svg", drawing.svg(figure))
+    result_text(directory / f"{figure.name}.csv", drawing.table(figure))
+    with result_file(directory / f"{figure.name}.png") as unfinished:
         unfinished.write_bytes(drawing.png(figure))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infodis.errors import InfodisError
-from infodis.files import atomic_text
+from infodis.files import result_text
 from infodis.report import drawing
 from infodis.report.payload import SHADES, hottest, packed, payload
 from infodis.report.values import Cell, Report
@@ -23,10 +23,10 @@ WIDE_FROM = 600
 
 
 def write(report: Report, path: Path) -> None:
-    """Write the page; a crash leaves what was there before."""
+    """Write the page; a crash leaves what was there before. It replaces no file but a page that was written so."""
     text = render(report)
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_text(path, text)
+    result_text(path, text)
 
 
 def render(report: Report) -> str:

@@ -130,9 +130,13 @@ def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:
         try:
             record = json.loads(line)
         except ValueError:
+            record = None
+        if number == 0 and not (isinstance(record, dict) and isinstance(record.get("settings"), dict)):
+            raise InputError(f"{path} is there already, and is not ours. Move it away, or choose another --out.")
+        if record is None:
             break
-        if number == 0 and record.get("settings") != head:
-            _refuse(path, record.get("settings", {}), head)
+        if number == 0 and record["settings"] != head:
+            _refuse(path, record["settings"], head)
         if number and line.endswith("\n"):
             found[record["key"]] = record["value"]
     return found

@@ -7,15 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from infodis import __version__
 from infodis.errors import InputError
-from infodis.files import atomic_text
+from infodis.files import atomic_text, result_text
 from infodis.report import drawing, figures
 from infodis.report.page import cell, write
-from infodis.report.values import Finding, Report, Table
+from infodis.report.values import Figure, Finding, Report, Table
 from infodis.reproduce.experiment import Bench, Experiment, Outcome
+
+PAGE = "report.html"
+IMAGES = "images/reproduction"
+"""Figures of a document, from where it lies."""
 
 Done = tuple[Experiment, Outcome, Bench]
 MARKS = {"holds": "✓", "holds in part": "~", "undecided": "?", "does not hold": "✗", "not tested here": "–"}
@@ -32,10 +35,10 @@ def write_outcome(experiment: Experiment, outcome: Outcome, bench: Bench) -> Non
         "claims": [dataclasses.asdict(claim) for claim in outcome.claims],
         "numbers": dict(outcome.numbers),
     }
-    atomic_text(bench.directory / "outcome.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    result_text(bench.directory / "outcome.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
     for figure in outcome.figures:
         figures.save(figure, bench.directory / "figures")
-    write(_page(experiment, outcome, bench), bench.directory / "report.html")
+    write(_page(experiment, outcome, bench), bench.directory / PAGE)
 
 
 def _page(experiment: Experiment, outcome: Outcome, bench: Bench) -> Report:
@@ -90,11 +93,15 @@ def write_all(done: Sequence[Done], path: Path) -> None:
 def write_document(done: Sequence[Done], path: Path, *, order: Sequence[str]) -> None:
     """Outcomes in Markdown, with figures in images/reproduction beside it; sections of other experiments stay."""
     sections = {**sections_of(path), **{one[0].name: _section(*one) for one in done}}
-    images = path.parent / "images" / "reproduction"
+    images = path.parent / IMAGES
     images.mkdir(parents=True, exist_ok=True)
-    for experiment, outcome, _ in done:
-        for figure in outcome.figures:
-            atomic_text(images / f"{experiment.name}-{figure.name}.svg", drawing.svg(figure))
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    pictures = {images / _file(one, figure): figure for one, outcome, _ in done for figure in outcome.figures}
+    for picture in pictures:
+        if picture.exists() and f"({IMAGES}/{picture.name})" not in before:
+            raise InputError(f"{picture} is there already, and {path} does not show it. Move it away.")
+    for picture, figure in pictures.items():
+        atomic_text(picture, drawing.svg(figure))
     ordered = (_MARK.format(name) + sections[name] for name in order if name in sections)
     atomic_text(path, "\n\n".join([_HEAD, *ordered]) + "\n")
 
@@ -129,13 +136,17 @@ def _section(experiment: Experiment, outcome: Outcome, bench: Bench) -> str:
         outcome.about,
         markdown(_claims(outcome)),
         *(f"### {table.title}\n\n{markdown(table)}" for table in outcome.tables),
-        *(_picture(experiment.name, figure) for figure in outcome.figures),
+        *(_picture(experiment, figure) for figure in outcome.figures),
     ]
     return "\n\n".join(parts)
 
 
-def _picture(experiment: str, figure: Any) -> str:
-    return f"![{figure.title}](images/reproduction/{experiment}-{figure.name}.svg)\n\n{figure.caption}"
+def _picture(experiment: Experiment, figure: Figure) -> str:
+    return f"![{figure.title}]({IMAGES}/{_file(experiment, figure)})\n\n{figure.caption}"
+
+
+def _file(experiment: Experiment, figure: Figure) -> str:
+    return f"{experiment.name}-{figure.name}.svg"
 
 
 def markdown(table: Table) -> str:

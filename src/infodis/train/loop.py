@@ -27,7 +27,7 @@ from infodis.data import TokenFile, open_tokens, tokenizer_named
 from infodis.design import Tiled
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request, estimate_items
-from infodis.files import atomic_directory, atomic_text, locked, remove_unfinished
+from infodis.files import atomic_directory, atomic_text, check_apart, locked, remove_unfinished
 from infodis.item import Item
 from infodis.model import POINTER, Model, locate, read_pointer
 from infodis.nets import initialise
@@ -38,6 +38,10 @@ from infodis.train.config import Config
 from infodis.train.devices import Devices
 
 METRICS, SETTINGS, STATE = "metrics.jsonl", "settings.json", "training.safetensors"
+DATA, BOARD, LOCK = "data", "tensorboard", ".infodis-train.lock"
+CHECKPOINTS = "step-" + 8 * "[0-9]"
+NAMES = (POINTER, METRICS, SETTINGS, DATA, BOARD, CHECKPOINTS)
+"""What a run writes to its directory, as patterns."""
 
 
 class TrainingError(InfodisError):
@@ -90,8 +94,9 @@ def train(
     with contextlib.ExitStack() as stack:
         stack.callback(devices.close)
         if devices.first:
-            stack.enter_context(locked(out))
-            for place in (out, out / "data"):
+            check_apart(reads=_sources(config, base), writes=[*map(out.joinpath, NAMES), *out.glob(CHECKPOINTS)])
+            stack.enter_context(locked(out, name=LOCK, writes=NAMES))
+            for place in (out, out / DATA):
                 remove_unfinished(place)
         return _Run(config, out, base, devices, watcher, teacher, resume=resume).go()
 
@@ -160,7 +165,7 @@ class _Run:
         return [(self.config.data.train, "train"), (self.config.data.valid, "valid")]
 
     def _open(self, source: Path, part: str) -> TokenFile:
-        cache = self.out / "data" / f"{part}.tokens"
+        cache = self.out / DATA / f"{part}.tokens"
         tokenizer = self.spec.tokenizer
         assert tokenizer is not None
         return open_tokens(source, tokenizer, cache=cache, length=self.spec.length, field=self.config.data.field)
@@ -325,14 +330,14 @@ class _Run:
         best = name if self.best.step in (0, self.step) else self.named["best"]
         self.named = {"last": name, "best": best}
         if self.devices.first:
-            with atomic_directory(self.out / name) as directory:
+            with atomic_directory(self.out / name, replace=True) as directory:  # nobody points to one of this step
                 checkpoint.save(directory, dataclasses.replace(self.spec, about=self._about()), self.average)
                 save_file(self._state(), directory / STATE)
             pointer = {**self.named, "step": self.step, "best_step": self.best.step, "since_report": self.since_report}
             if self.best.step:
                 pointer |= {"best_nats": self.best.nats, "best_error": self.best.error}
             atomic_text(self.out / POINTER, json.dumps(pointer, indent=2) + "\n")
-            for old in self.out.glob("step-*"):
+            for old in self.out.glob(CHECKPOINTS):
                 if old.name not in self.named.values():
                     shutil.rmtree(old, ignore_errors=True)
         self.devices.wait()
@@ -400,6 +405,12 @@ class _Stopwatch:
 
     def seconds_per_step(self, step: int) -> float:
         return (time.perf_counter() - self._since) / (step - self._step)
+
+
+def _sources(config: Config, base: Path) -> list[Path]:
+    """Files and directories that a run reads."""
+    named = (config.data.train, config.data.valid, config.data.tokenizer, config.model.start)
+    return [base / name for name in named if name is not None]
 
 
 def _pointer(out: Path, *, resume: bool) -> dict[str, Any] | None:
@@ -474,7 +485,7 @@ class _Metrics:
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1)
+            self._board = SummaryWriter(str(out / BOARD), purge_step=step + 1)
 
     def __enter__(self) -> "_Metrics":
         return self
