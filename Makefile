@@ -35,8 +35,9 @@ test-transformers-4: pyproject.toml constraints.txt  ## models of transformers, 
 	.venv-4/bin/python -m pytest -n 2 -q tests/test_adapters.py tests/test_conformance.py tests/test_doctor.py
 
 KILLS ?= 200
-faults: $(STAMP)  ## kill `infodis score`, Ray's workers and its driver: the finished file is always the same
+faults: $(STAMP)  ## kill `infodis score`, Ray's workers and its driver: the finished file is the same, others are untouched
 	$(BIN)/python tests/faults.py --kills $(KILLS)
+	$(BIN)/python tests/collisions.py --trials $(KILLS)
 	$(BIN)/python -m pytest -q -m slow tests/test_ray.py -k 'dies or killed'
 
 mutations: $(STAMP)  ## break the sources on purpose, in a copy: a test must notice each time
