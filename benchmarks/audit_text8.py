@@ -36,7 +36,7 @@ from infodis.engine.jobs import ModelSpec
 from infodis.engine.local import InProcess
 from infodis.engine.run import Plan, run
 from infodis.estimate import Request
-from infodis.inputs import Reading, cut
+from infodis.inputs import InputSpec, Reading
 from infodis.reproduce.groups import (
     Cut,
     Row,
@@ -78,9 +78,7 @@ def examined(name: str, rows: list[Row], out: Path, evaluations: int) -> Group:
     plan = Plan(
         out=out / f"{name}.jsonl",
         job=job,
-        cut=lambda work: cut(source, work, rows=16),
-        settings=job.settings(),
-        about={},
+        cut=InputSpec(str(source), 16),
         executor=InProcess(),
     )
     finished = run(plan, lambda state: print(f"\r{name}: {state.done} of {state.rows} rows", end="", flush=True))

@@ -21,7 +21,7 @@ from infodis.engine.run import Plan, State, run
 from infodis.engine.scores import Score
 from infodis.engine.work import Executor
 from infodis.estimate import Request
-from infodis.inputs import cut
+from infodis.inputs import InputSpec
 from infodis.rng import stream
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -41,9 +41,7 @@ def measure(rows: Path, out: Path, executor: Executor, arguments: argparse.Names
     plan = Plan(
         out=out,
         job=job,
-        cut=lambda work: cut(rows, work, rows=arguments.shard_rows),
-        settings=job.settings(),
-        about={},
+        cut=InputSpec(str(rows), arguments.shard_rows),
         executor=executor,
         threads=1,
     )

@@ -24,7 +24,7 @@ from infodis.engine.summary import PerplexitySummary, Rate
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request, nll
 from infodis.files import UNFINISHED, atomic_text, locked
-from infodis.inputs import cut
+from infodis.inputs import InputSpec
 from infodis.item import Item
 from infodis.perplexity import Windows
 from infodis.rng import stream
@@ -49,9 +49,8 @@ def plan(rows, out, *, executor=InProcess(), settings=None, **options):
     return Plan(
         out=out,
         job=job,
-        cut=lambda work: cut(str(rows), work, rows=7),
-        settings={**job.settings(), **(settings or {})},
-        about={},
+        cut=InputSpec(str(rows), 7),
+        settings=settings or {},
         executor=executor,
         **options,
     )

@@ -1,5 +1,8 @@
 """The models that ship, and how models are found."""
 
+import json
+import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import infodis
 from infodis import checkpoint, model
 from infodis.cli import app
 from infodis.design import Enumerate
+from infodis.engine.jobs import ModelSpec
 from infodis.errors import InputError
 from infodis.oracle import Table
 from infodis.rng import stream
@@ -58,6 +62,75 @@ def test_fingerprints_follow_weights(tmp_path):
     weights["output_layer.linear.bias"] = weights["output_layer.linear.bias"] + 1
     checkpoint.save(tmp_path / "copy", spec, weights)
     assert infodis.load(tmp_path / "copy").fingerprint != infodis.load("dna-tiny").fingerprint
+
+
+# A hash is of what was loaded
+
+
+def other_weights(directory):
+    network, spec = checkpoint.load(directory)
+    weights = dict(network.state_dict())
+    weights["output_layer.linear.bias"] = weights["output_layer.linear.bias"] + 1
+    checkpoint.save(directory, spec, weights)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return Path(shutil.copytree(SHELF / "dna-tiny", tmp_path / "copy"))
+
+
+def scoring(copy, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "ACGT"}\n')
+    how = ["--model", str(copy), "--threads", "1", "--evaluations", "16"]
+    return CliRunner().invoke(app, ["score", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl"), *how])
+
+
+def test_weights_are_hashed_once_a_run(copy, tmp_path, monkeypatch):
+    read, plain = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *how, **more: [read.append(path.name), plain(path, *how, **more)][1])
+    assert scoring(copy, tmp_path).exit_code == 0
+    assert read.count("model.safetensors") == 1
+    monkeypatch.undo()
+    manifest = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())
+    record = json.loads((tmp_path / "out.jsonl").read_text())
+    assert record["model"] == manifest["settings"]["model"] == infodis.load(copy).fingerprint
+
+
+@pytest.mark.parametrize("moment", ["before it is read", "after it is read"])
+def test_a_model_replaced_between_hash_and_load_is_noticed(copy, tmp_path, monkeypatch, moment):
+    plain = model.adapters.open_model
+
+    def replacing(directory, options):
+        found = plain(directory, options) if moment == "after it is read" else None
+        other_weights(directory)
+        return found or plain(directory, options)
+
+    monkeypatch.setattr(model.adapters, "open_model", replacing)
+    found = scoring(copy, tmp_path)
+    assert isinstance(found.exception, InputError)
+    assert "changed while it was loaded" in str(found.exception)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_workers_load_what_the_run_was_begun_with(copy):
+    """A job that was begun travels to a worker, which finds another model there, or the same elsewhere."""
+    begun = ModelSpec(str(copy))
+    fingerprint = begun.settings()["model"]
+    travelled = pickle.loads(pickle.dumps(begun))
+    touched = copy / "model.safetensors"
+    os.utime(touched, ns=(0, touched.stat().st_mtime_ns + 10**9))  # a copy of the same, as another machine may have
+    travelled.load()
+    assert travelled.fingerprint == fingerprint
+    other_weights(copy)
+    with pytest.raises(InputError, match="not the one that was there when this began"):
+        travelled.load()
+
+
+def test_a_fingerprint_asked_for_too_late_is_refused(copy):
+    loaded = infodis.load(copy)
+    other_weights(copy)
+    with pytest.raises(InputError, match="changed after they were looked at"):
+        loaded.fingerprint  # noqa: B018
 
 
 def test_unknown_models_are_told(tmp_path):

@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "infodis"
 
 LAYERS = [
     {"errors", "rng"},
-    {"files", "plotting", "quadrature", "device"},
+    {"files", "plotting", "quadrature", "device", "settings", "snapshot"},
     {"item", "predictor", "schedule", "process"},
     {"design", "control"},
     {"observe", "oracle"},

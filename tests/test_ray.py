@@ -17,7 +17,7 @@ from infodis.engine.local import InProcess
 from infodis.engine.run import Plan, run
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request
-from infodis.inputs import cut
+from infodis.inputs import InputSpec
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
@@ -59,9 +59,7 @@ def plan(rows, out, executor, job=InstantScore, **options):
     return Plan(
         out=out,
         job=made,
-        cut=lambda work: cut(str(rows), work, rows=7),
-        settings=made.settings(),
-        about={},
+        cut=InputSpec(str(rows), 7),
         executor=executor,
         threads=1,
     )

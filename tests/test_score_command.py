@@ -207,6 +207,18 @@ def test_perplexity_of_documents_and_of_a_text(tmp_path):
         assert sum(record["bytes"] for record in records) == pytest.approx(len(text), abs=1e-3)
 
 
+def test_perplexity_of_some_documents_and_of_another_field(tmp_path):
+    path, out = tmp_path / "documents.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(json.dumps({"id": n, "text": text, "b": text[:4]}) + "\n" for n, text in enumerate(TEXTS)))
+    invoke("perplexity", path, "--out", out, *FEW, "--limit", "2")
+    assert [(record["id"], record["tokens"]) for record in read(out)] == [(0, len(TEXTS[0])), (1, len(TEXTS[1]))]
+    with pytest.raises(InputError, match=r"fields: was \{\}, is \{'text': 'b'\}"):
+        invoke("perplexity", path, "--out", out, *FEW, "--limit", "2", "--field", "text=b")
+    (tmp_path / "novel.txt").write_text("\n".join(TEXTS))
+    with pytest.raises(InputError, match="--limit counts documents"):
+        invoke("perplexity", tmp_path / "novel.txt", *FEW, "--limit", "2")
+
+
 def test_sigterm_stops_within_seconds_and_the_rest_is_done_later(tmp_path):
     path, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     path.write_text(

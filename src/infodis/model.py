@@ -1,12 +1,12 @@
 """Models that are ready to score: a network on its device with its tokenizer, found by `infodis.load`."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import re
 import sys
-from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from infodis.device import device_named, fits
 from infodis.errors import InputError
 from infodis.nets.network import Network
 from infodis.predictor import LogConditionals, Masks, RowPredictor, Rows, Surprisals, Tokens
+from infodis.snapshot import Snapshot
 
 POINTER = "checkpoints.json"
 """In the directory of a training run: which of its checkpoints is the last and which the best."""
@@ -48,8 +49,8 @@ class Model(RowPredictor):
     device: torch.device
     autocast: bool = False
     """Run the network under bfloat16 autocast; the softmax stays in float32."""
-    directory: Path | None = None
-    """Where it came from."""
+    files: "ModelFiles | None" = None
+    """What it was read from."""
     batch_tokens: int | None = None
     """Of a batch, padding included; found out unless given."""
     vocab_size: int = dataclasses.field(init=False)
@@ -71,8 +72,13 @@ class Model(RowPredictor):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A hash of configuration and weights: equal for equal models, wherever they lie."""
-        return "" if self.directory is None else fingerprint(self.directory)
+        """A hash of configuration and weights as they were loaded: equal for equal models, wherever they lie."""
+        return "" if self.files is None else self.files.model.digest
+
+    @property
+    def directory(self) -> Path | None:
+        """Where it came from."""
+        return None if self.files is None else self.files.directory
 
     @property
     def network(self) -> Network:
@@ -116,9 +122,11 @@ class Model(RowPredictor):
     def _chat(self, prompt: str) -> str:
         from infodis.adapters.slow import chat_prompt
 
-        if self.directory is None:
+        if self.files is None:
             raise InputError(f"{self.name} has no chat template.")
-        return chat_prompt(self.directory, prompt)
+        found = chat_prompt(self.files.directory, prompt)
+        self.files.check_unchanged()  # the template is read when it is needed first
+        return found
 
     def decode(self, tokens: Tensor) -> str:
         return self.tokenizer.decode(tokens.tolist())
@@ -248,12 +256,14 @@ def load(
     if batch_tokens is not None and batch_tokens < 1:
         raise InputError(f"batch_tokens must be at least 1, got {batch_tokens}.")
     directory, place = locate(spec), device_named(device)
+    files = ModelFiles.of(directory, tokenizer, code=trust_remote_code)
     opened = adapters.open_model(directory, Options(place, DTYPES[dtype], trust_remote_code))
+    files.check_unchanged()
     if tokenizer is not None:
         opened = with_tokenizer(opened, tokenizer, where=directory)
     if compile:  # a bound method is replaced by a compiled one, which mypy takes for a mistake
         opened.network.features = torch.compile(opened.network.features, dynamic=True)  # type: ignore[method-assign]
-    return Model(str(spec), opened, place, autocast, directory, batch_tokens)
+    return Model(str(spec), opened, place, autocast, files, batch_tokens)
 
 
 def with_tokenizer(opened: Opened, tokenizer: Tokenizer, *, where: Path) -> Opened:
@@ -329,26 +339,39 @@ WORDS = ("tokenizer*", "vocab*", "merges.txt", "special_tokens*", "added_tokens*
 """Files that say how text becomes tokens."""
 
 
-def fingerprint(directory: Path) -> str:
-    """A hash of config and weights: equal for equal models, wherever they lie."""
-    return _digest([directory / adapters.CONFIG, *shards(directory)])
+@dataclasses.dataclass(frozen=True)
+class ModelFiles:
+    """What a model is read from, as it was at one moment. Small: it travels to workers, which must load the same."""
 
+    directory: Path
+    model: Snapshot
+    """Configuration and weights, and the code that comes with them where that is run."""
+    tokenizer: Snapshot
+    """Files that say how text becomes tokens, and the tokenizer that was named instead of them."""
 
-def tokenizer_fingerprint(directory: Path, name: str | None = None) -> str:
-    """A hash of the files that turn text into tokens, and of the tokenizer named instead of them."""
-    files = {path for pattern in WORDS for path in directory.glob(pattern) if path.is_file()}
-    if name is not None and Path(name).is_file():
-        return _digest([*sorted(files), Path(name)])
-    return _digest(sorted(files), name or "")
+    @staticmethod
+    def of(directory: Path, tokenizer: Tokenizer | None = None, *, code: bool = False) -> "ModelFiles":
+        """As they are now."""
+        adapters.read_config(directory)
+        files = [directory / adapters.CONFIG, *(sorted(directory.glob("*.py")) if code else [])]
+        with contextlib.suppress(InputError):  # that weights are missing is told by whoever opens them
+            files += shards(directory)
+        words = sorted({path for pattern in WORDS for path in directory.glob(pattern) if path.is_file()})
+        named = "" if tokenizer is None else hashlib.sha256(json.dumps(tokenizer.describe()).encode()).hexdigest()
+        return ModelFiles(directory, Snapshot.of(files), Snapshot.of(words, named))
 
+    def check_unchanged(self) -> None:
+        """Raise if a file is no longer what it was: what is in memory may be half of this and half of that."""
+        if self.model.changed or self.tokenizer.changed:
+            raise InputError(f"The model in {self.directory} was changed while it was loaded. Load it again.")
 
-def _digest(files: Sequence[Path], more: str = "") -> str:
-    digest = hashlib.blake2b(more.encode(), digest_size=16)
-    for path in files:
-        with path.open("rb") as file:
-            while piece := file.read(2**20):
-                digest.update(piece)
-    return digest.hexdigest()
+    def check_same(self, loaded: "ModelFiles") -> None:
+        """Raise if something else was loaded. Files are read again only where their size or time differs."""
+        if not self.model.same(loaded.model) or not self.tokenizer.same(loaded.tokenizer):
+            raise InputError(
+                f"The model in {loaded.directory} is not the one that was there when this began: its configuration, "
+                "weights or tokenizer were replaced. Put it back, or start over."
+            )
 
 
 def check_same_tokens(model: Model, reference: Model) -> None:

@@ -36,15 +36,14 @@ class Examine(RowJob):
         return ScoreSummary()
 
     def settings(self) -> dict[str, Any]:
-        other = None if self.reference is None else self.reference.settings()["model"]
-        return {"command": "audit", **super().settings(), "reference": other}
+        return {"command": "audit", **super().settings()}
 
     def open(self) -> "Examiner":
         model = self.model.load()
         other = None if self.reference is None else self.reference.load()
         if other is not None:
             check_same_tokens(model, other)
-        return Examiner(self, model, other, model.fingerprint)
+        return Examiner(self, model, other, self.model.fingerprint)
 
 
 LOOK_COLUMNS: Columns = {

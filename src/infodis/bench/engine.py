@@ -17,7 +17,7 @@ from infodis.engine.local import InProcess
 from infodis.engine.run import Plan, State, run
 from infodis.engine.scores import Score, Scores
 from infodis.estimate import Request
-from infodis.inputs import cut
+from infodis.inputs import InputSpec
 from infodis.model import Model
 from infodis.nets.network import Features, Network, Places, Tokens
 from infodis.rng import stream
@@ -93,9 +93,7 @@ def engine(rows: int, *, evaluations: int = 8) -> Load:
         plan = Plan(
             out=place / "out.jsonl",
             job=job,
-            cut=lambda work: cut(str(place / "rows.jsonl"), work, rows=4096),
-            settings=job.settings(),
-            about={},
+            cut=InputSpec(str(place / "rows.jsonl"), 4096),
             executor=InProcess(),
         )
         begin = time.perf_counter()

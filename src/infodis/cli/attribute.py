@@ -53,33 +53,21 @@ def attribute(
     """
     from infodis.engine.attributions import Attribute
     from infodis.estimate import Request
-    from infodis.inputs import cut
+    from infodis.inputs import InputSpec
 
     if (input is None) == (text is None):
         raise InputError("Give a file of rows, or a single text with --text: one of them.")
     job = Attribute(models.spec(), Request(evaluations=evaluations), reading.reading(), seed)
     rows = running.shard_rows or 16
-    settings = {"shard_rows": rows, "limit": running.limit, "format": reading.format}
-
-    def cutting(source: str, format: str | None) -> Any:
-        names = dict(reading.reading().fields)
-        return lambda work: cut(source, work, rows=rows, limit=running.limit, format=format, fields=names)
-
     if input is not None:
-        execute(
-            job,
-            cutting(input, reading.format),
-            running,
-            reads=[input],
-            settings=settings,
-            tell=lambda found: _table(found, input),
-        )
+        cut = reading.input(input, shard_rows=rows, limit=running.limit)
+        execute(job, cut, running, reads=[input], tell=lambda found: _table(found, input))
         return
     with tempfile.TemporaryDirectory() as scratch:
         source, out = Path(scratch) / "text.jsonl", running.out or Path(scratch) / "out.jsonl"
         source.write_text(json.dumps({"prompt": prompt, "text": text}) + "\n", encoding="utf-8")
         options = dataclasses.replace(running, out=out)
-        finished = finish(job, cutting(str(source), "jsonl"), options, reads=[str(source)], settings=settings)
+        finished = finish(job, InputSpec(str(source), rows), options, reads=[str(source)])
         if finished.rejected is not None:
             raise InputError(json.loads(finished.rejected.read_text(encoding="utf-8"))["reason"])
         _show(json.loads(out.read_text(encoding="utf-8")))

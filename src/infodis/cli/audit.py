@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, with_options
-from infodis.cli.running import REJECTED, Cut, dry_run, finish, shard_rows
+from infodis.cli.running import REJECTED, dry_run, finish, shard_rows
 from infodis.cli.screen import console, input_path, progress_console
 from infodis.errors import InputError
 from infodis.files import check_apart, check_own
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from infodis.audit.analysis import Audit
     from infodis.audit.groups import Group
     from infodis.audit.job import Examine
+    from infodis.inputs import InputSpec
 
 EVALUATIONS = 64
 """Masks of a row unless more are asked for: rows differ by more than their errors."""
@@ -161,12 +162,12 @@ def _directory(running: RunOptions, reads: list[Path]) -> Path:
     return running.out
 
 
-def _cut(side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions) -> Cut:
-    from infodis.inputs import cut
-
-    names = {**job.reading.fields, **({} if side.field is None else {"response": side.field})}
+def _cut(side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions) -> "InputSpec":
     rows = shard_rows(running.shard_rows, job.request.rows)
-    return lambda work: cut(side.input, work, rows=rows, limit=running.limit, format=reading.format, fields=names)
+    found = reading.input(side.input, shard_rows=rows, limit=running.limit)
+    return dataclasses.replace(
+        found, fields={**found.fields, **({} if side.field is None else {"response": side.field})}
+    )
 
 
 def _examined(
@@ -175,11 +176,9 @@ def _examined(
     from infodis.audit.groups import Group
 
     out = directory / f"{side.label}.jsonl"
-    rows = shard_rows(running.shard_rows, job.request.rows)
-    settings = {"shard_rows": rows, "limit": running.limit, "format": reading.format, "response": side.field}
     progress_console.print(f"{side.name}: {side.input}", markup=False, highlight=False, soft_wrap=True)
     options = dataclasses.replace(running, out=out)
-    finished = finish(job, _cut(side, job, reading, running), options, reads=reads, settings=settings)
+    finished = finish(job, _cut(side, job, reading, running), options, reads=reads)
     if finished.rejected is not None:
         count = int(finished.totals["rejected"])
         progress_console.print(

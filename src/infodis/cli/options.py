@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from infodis.engine.jobs import ModelSpec
     from infodis.estimate import Request
-    from infodis.inputs import Reading
+    from infodis.inputs import InputSpec, Reading
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -163,14 +163,15 @@ class ReadingOptions:
     ] = None
 
     def reading(self) -> "Reading":
-        from infodis.inputs import Reading, field_names
+        from infodis.inputs import Reading
 
-        return Reading(
-            fields=field_names(self.fields or []),
-            chat=self.chat_template,
-            max_length=self.max_length,
-            truncate=self.truncate,
-        )
+        return Reading(chat=self.chat_template, max_length=self.max_length, truncate=self.truncate)
+
+    def input(self, name: str, *, shard_rows: int, limit: int | None) -> "InputSpec":
+        """As the engine takes it."""
+        from infodis.inputs import InputSpec, field_names
+
+        return InputSpec(name, shard_rows, limit, self.format, field_names(self.fields or []))
 
 
 @dataclasses.dataclass(frozen=True)

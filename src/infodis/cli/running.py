@@ -1,6 +1,7 @@
 """What commands that score files have in common: progress on standard error, a summary, an exit code."""
 
 import contextlib
+import importlib.metadata
 import os
 import shutil
 import sys
@@ -25,7 +26,7 @@ from infodis.files import check_apart
 
 if TYPE_CHECKING:
     from infodis.engine.run import Finished, State
-    from infodis.engine.work import Executor, Job, Source
+    from infodis.engine.work import Cut, Executor, Job
 
 REJECTED, INTERRUPTED = 3, 130
 """Exit codes beside 0 (done), 1 (failed) and 2 (wrong usage)."""
@@ -36,7 +37,6 @@ LOG_SECONDS = 10
 SAMPLE = 16
 """Rows that a dry run scores to see how long they take."""
 
-Cut = Callable[[Path], "Source"]
 Tell = Callable[[dict[str, Any]], Table]
 
 
@@ -47,11 +47,10 @@ def shard_rows(given: int | None, evaluations: int | None) -> int:
 
 def execute(
     job: "Job",
-    cut: Cut,
+    cut: "Cut",
     options: RunOptions,
     *,
     reads: Sequence[str],
-    settings: dict[str, Any],
     tell: Tell,
     pipe: bool = True,
     then: Callable[[Path], None] = lambda records: None,
@@ -67,14 +66,13 @@ def execute(
             console.print(dry_run(job, cut, options))
         else:
             _check_files(options, reads, pages)
-            _execute(job, cut, options, settings, tell, then, pipe=pipe and options.out is None)
+            _execute(job, cut, options, tell, then, pipe=pipe and options.out is None)
 
 
 def _execute(
     job: "Job",
-    cut: Cut,
+    cut: "Cut",
     options: RunOptions,
-    settings: dict[str, Any],
     tell: Tell,
     then: Callable[[Path], None],
     *,
@@ -82,7 +80,7 @@ def _execute(
 ) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         out = options.out or Path(scratch) / "records.jsonl"
-        finished = _run(job, cut, options, out, settings)
+        finished = _run(job, cut, options, out)
         if pipe:
             with out.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
@@ -93,13 +91,13 @@ def _execute(
         raise typer.Exit(REJECTED)
 
 
-def finish(job: "Job", cut: Cut, options: RunOptions, *, reads: Sequence[str], settings: dict[str, Any]) -> "Finished":
+def finish(job: "Job", cut: "Cut", options: RunOptions, *, reads: Sequence[str]) -> "Finished":
     """Run a job to its end, for a command that goes on with the records. `options.out` says where they go."""
     if options.out is None:
         raise InputError("There must be an output: give --out.")
     _check_files(options, reads)
     with _threads_kept():
-        return _run(job, cut, options, options.out, settings)
+        return _run(job, cut, options, options.out)
 
 
 def _check_files(options: RunOptions, reads: Sequence[str], pages: Sequence[Path] = ()) -> None:
@@ -110,22 +108,19 @@ def _check_files(options: RunOptions, reads: Sequence[str], pages: Sequence[Path
     check_apart(reads=map(input_path, reads), writes=(*own, *pages))
 
 
-def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[str, Any]) -> "Finished":
-    import torch
-
+def _run(job: "Job", cut: "Cut", options: RunOptions, out: Path) -> "Finished":
     from infodis.engine.run import Plan, run
     from infodis.engine.store import settled
 
     if not out.parent.is_dir():
         raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
     threads = options.threads or (settled(out, "threads") if options.resume else None) or _threads(options)
-    own = job.settings()
-    _check_gpus(options, str(own.get("device")))
+    _check_gpus(options, str(job.settings().get("device")))
     plan = Plan(
         out=out,
         job=job,
         cut=cut,
-        settings={**own, **settings, "threads": threads, "infodis": __version__, "torch": torch.__version__},
+        settings={"threads": threads, **_versions()},
         about={"command_line": sys.argv[1:], "python": sys.version.split()[0]},
         executor=_executor(options),
         threads=threads,
@@ -140,6 +135,19 @@ def _run(job: "Job", cut: Cut, options: RunOptions, out: Path, settings: dict[st
         kept = "" if options.out is None else f" What was finished is kept: the {again} goes on from there."
         progress_console.print(f"Stopped.{kept}", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _versions() -> dict[str, str | None]:
+    """Of what numbers come from."""
+    import torch
+
+    found: dict[str, str | None] = {"infodis": __version__, "torch": torch.__version__}
+    for name in ("transformers", "tokenizers"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _threads(options: RunOptions) -> int:
@@ -203,7 +211,7 @@ def _report(finished: "Finished", options: RunOptions, tell: Tell, screen: Conso
             screen.print(f"{count:,} rows were rejected: {finished.rejected}", markup=False, highlight=False)
 
 
-def dry_run(job: "Job", cut: Cut, options: RunOptions) -> Table:
+def dry_run(job: "Job", cut: "Cut", options: RunOptions) -> Table:
     """What a run would do, and how long that would take, judged by its first rows."""
     import torch
 

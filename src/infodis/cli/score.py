@@ -10,11 +10,12 @@ from rich.table import Table
 
 from infodis.cli.options import ModelOptions, PrecisionOptions, ReadingOptions, RunOptions, with_options
 from infodis.cli.report import check_page, write_report
-from infodis.cli.running import Cut, execute, shard_rows
+from infodis.cli.running import execute, shard_rows
 from infodis.cli.screen import input_path, progress_console
+from infodis.errors import InputError
 
 if TYPE_CHECKING:
-    from infodis.engine.documents import Documents
+    from infodis.inputs import InputSpec
     from infodis.perplexity import Windows
 
 WINDOW_EVALUATIONS = 32
@@ -58,7 +59,7 @@ def score(
     if report is not None:
         check_page(report, reads=[input_path(input)])
     job = Score(models.spec(), precision.request(), reading.reading(), precision.seed, per_token or report is not None)
-    cut, settings = _rows(input, precision, reading, running)
+    cut = _rows(input, precision.evaluations, reading, running)
 
     def tell(found: dict[str, Any]) -> Table:
         return _score_table(found, input, models.model)
@@ -69,21 +70,12 @@ def score(
             progress_console.print(f"Report: {report}", markup=False, highlight=False)
 
     pages = () if report is None else (report,)
-    execute(job, cut, running, reads=[input], settings=settings, tell=tell, then=then, pages=pages)
+    execute(job, cut, running, reads=[input], tell=tell, then=then, pages=pages)
 
 
-def _rows(
-    input: str, precision: PrecisionOptions, reading: ReadingOptions, running: RunOptions
-) -> tuple[Cut, dict[str, Any]]:
-    """How the input is cut into shards, and the settings that this means."""
-    from infodis.inputs import cut
-
-    rows = shard_rows(running.shard_rows, precision.evaluations)
-    names = reading.reading().fields
-    settings = {"shard_rows": rows, "limit": running.limit, "format": reading.format}
-    return (
-        lambda work: cut(input, work, rows=rows, limit=running.limit, format=reading.format, fields=dict(names))
-    ), settings
+def _rows(input: str, evaluations: int | None, reading: ReadingOptions, running: RunOptions) -> "InputSpec":
+    """The input, in shards of about as much work each."""
+    return reading.input(input, shard_rows=shard_rows(running.shard_rows, evaluations), limit=running.limit)
 
 
 def _score_table(found: dict[str, Any], input: str, model: str) -> Table:
@@ -140,10 +132,8 @@ def ratio(
 
     other = None if reference is None else models.spec(reference)
     job = Compare(models.spec(), precision.request(), reading.reading(), precision.seed, other, coupled)
-    cut, settings = _rows(input, precision, reading, running)
-    execute(
-        job, cut, running, reads=[input], settings=settings, tell=lambda found: _ratio_table(found, input, models.model)
-    )
+    cut = _rows(input, precision.evaluations, reading, running)
+    execute(job, cut, running, reads=[input], tell=lambda found: _ratio_table(found, input, models.model))
 
 
 def _ratio_table(found: dict[str, Any], input: str, model: str) -> Table:
@@ -183,15 +173,8 @@ def choose(
 
     race = Race(alpha=alpha, evaluations=evaluations, chance=give_up)
     job = Choose(models.spec(), reading.reading(), seed, race, normalise)
-    cut, settings = _rows(input, PrecisionOptions(evaluations=evaluations), reading, running)
-    execute(
-        job,
-        cut,
-        running,
-        reads=[input],
-        settings=settings,
-        tell=lambda found: _choice_table(found, input, models.model),
-    )
+    cut = _rows(input, evaluations, reading, running)
+    execute(job, cut, running, reads=[input], tell=lambda found: _choice_table(found, input, models.model))
 
 
 def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
@@ -229,29 +212,33 @@ def perplexity(
 
     Example: [bold]infodis perplexity novel.txt --model text8-tiny --windows 200 --stride 128[/bold]
     """
-    from infodis.engine.documents import cut_documents
+    from infodis.engine.documents import DocumentsSpec
     from infodis.engine.rolling import Rolling
     from infodis.perplexity import Windows
 
+    _check_documents(input, reading, running)
     if precision.evaluations is None and precision.standard_error is None and precision.relative is None:
         precision = dataclasses.replace(precision, evaluations=WINDOW_EVALUATIONS)
     job = Rolling(models.spec(), precision.request(), precision.seed)
     loaded = job.model.load()
     room = (reading.max_length or loaded.length or WINDOW_TOKENS) - sum(len(part) for part in loaded.around())
     rolled = Windows(length or room, stride)
-    rows = shard_rows(running.shard_rows, precision.evaluations)
-    settings = {"shard_rows": rows, "window": rolled.length, "stride": rolled.stride, "windows": windows}
-
-    def cut(work: Path) -> "Documents":
-        names = reading.reading().fields
-        return cut_documents(
-            input, work, loaded, windows=rolled, limit=windows, per_shard=rows, format=reading.format, fields=names
-        )
+    cut = DocumentsSpec(_rows(input, precision.evaluations, reading, running), rolled, windows, loaded)
 
     def tell(found: dict[str, Any]) -> Table:
         return _perplexity_table(found, input, models, rolled)
 
-    execute(job, cut, running, reads=[input], settings=settings, tell=tell, pipe=False)
+    execute(job, cut, running, reads=[input], tell=tell, pipe=False)
+
+
+def _check_documents(input: str, reading: ReadingOptions, running: RunOptions) -> None:
+    """Options that say nothing about documents are refused, not ignored."""
+    from infodis.inputs import is_table
+
+    if reading.chat_template or reading.truncate:
+        raise InputError("Documents are read in windows, without a prompt: leave --chat-template and --truncate out.")
+    if running.limit is not None and not is_table(input, reading.format):
+        raise InputError(f"--limit counts documents, and {input} is one long text: give --windows instead.")
 
 
 def _perplexity_table(found: dict[str, Any], input: str, models: ModelOptions, windows: "Windows") -> Table:

@@ -31,8 +31,7 @@ class Attribute(RowJob):
         return {"command": "attribute", **super().settings()}
 
     def open(self) -> "Attributions":
-        model = self.model.load()
-        return Attributions(self, model, model.fingerprint)
+        return Attributions(self, self.model.load(), self.model.fingerprint)
 
 
 ATTRIBUTION_COLUMNS: Columns = {

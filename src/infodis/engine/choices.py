@@ -13,6 +13,7 @@ from infodis.inputs import Choices, Entry, Reading, Refused, Scored
 from infodis.model import Model
 from infodis.race import Race, Verdict, choosing
 from infodis.rng import key
+from infodis.settings import settings_of
 
 NORMALISATIONS = ("none", "token", "byte")
 
@@ -55,14 +56,10 @@ class Choose:
         return ChoiceSummary()
 
     def settings(self) -> dict[str, Any]:
-        race = {name: str(value) for name, value in vars(self.race).items()}
-        reading = {name: str(value) for name, value in vars(self.reading).items()}
-        mine = {"normalise": self.normalise, "seed": self.seed}
-        return {"command": "choose", **self.model.settings(), **reading, **race, **mine}
+        return {"command": "choose", **settings_of(self)}
 
     def open(self) -> "Racing":
-        model = self.model.load()
-        return Racing(self, model, model.fingerprint)
+        return Racing(self, self.model.load(), self.model.fingerprint)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -29,15 +29,15 @@ class Compare(RowJob):
         return RatioSummary()
 
     def settings(self) -> dict[str, Any]:
-        other = None if self.reference is None else self.reference.settings()["model"]
-        return {"command": "ratio", **super().settings(), "reference": other, "coupled": self.coupled}
+        return {"command": "ratio", **super().settings()}
 
     def open(self) -> "Comparisons":
         model = self.model.load()
         other = None if self.reference is None else self.reference.load()
         if other is not None:
             check_same_tokens(model, other)
-        return Comparisons(self, model, other, model.fingerprint, other.fingerprint if other else None)
+        reference = None if self.reference is None else self.reference.fingerprint
+        return Comparisons(self, model, other, self.model.fingerprint, reference)
 
 
 RATIO_COLUMNS: Columns = {

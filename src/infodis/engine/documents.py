@@ -6,7 +6,7 @@ A document is a row of JSONL, CSV or Parquet, or the whole of a text file.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from infodis.data import encoded_pieces
 from infodis.engine.store import encode
 from infodis.errors import InputError
 from infodis.files import atomic_file, atomic_text
-from infodis.inputs import Refused, Rejected, Source, cut
+from infodis.inputs import InputSpec, Refused, Rejected, Source
 from infodis.item import Item
 from infodis.model import Model
 from infodis.perplexity import Spans, Windows, window_item
+from infodis.settings import settings_of, uncompared
 
 TOGETHER = 64
 """Documents read at a time."""
@@ -104,30 +105,37 @@ class Documents:
                 yield Rejected(**json.loads(line))
 
 
-def cut_documents(
-    input: str,
-    directory: Path,
-    model: Model,
-    *,
-    windows: Windows,
-    limit: int | None,
-    per_shard: int,
-    format: str | None = None,
-    fields: Mapping[str, str] | None = None,
-) -> Documents:
-    """Tokenise the documents of a file, one after another, unless that was done before."""
-    table = cut(input, directory, rows=TOGETHER, format=format, fields=fields)
-    note = directory / NOTE
-    about = {"input": table.digest, "windows": str(windows)}
-    known = json.loads(note.read_text()) if note.exists() else {}
-    if known != about:
-        note.unlink(missing_ok=True)  # it must not speak of files that are being replaced
-        found = _pieces(table, model) if table.is_text else _rows(table, model)
-        if not _tokenise(found, directory, windows):
-            raise InputError(f"{input} holds no text to score.")
-        atomic_text(note, json.dumps(about))
-    before, behind = model.around()
-    return Documents(directory, windows, (tuple(before), tuple(behind)), limit, per_shard, table.digest)
+@dataclasses.dataclass(frozen=True)
+class DocumentsSpec:
+    """Documents by name, and how they are cut into windows; called with a work directory, they are tokenised there."""
+
+    input: InputSpec
+    """`shard_rows` windows make a shard."""
+    rolled: Windows
+    windows: int | None
+    """So many of them only, evenly spread."""
+    model: Model = dataclasses.field(metadata=uncompared("the job compares it: here it lends its tokenizer"))
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that the windows depend on, by name."""
+        return settings_of(self)
+
+    def __call__(self, work: Path) -> "Documents":
+        """Tokenise the documents of a file, one after another, unless that was done before."""
+        table = dataclasses.replace(self.input, shard_rows=TOGETHER)(work)
+        note = work / NOTE
+        words = "" if self.model.files is None else self.model.files.tokenizer.digest
+        about = {**self.settings(), "content": table.digest, "tokenizer": words}
+        known = json.loads(note.read_text()) if note.exists() else {}
+        if known != about:
+            note.unlink(missing_ok=True)  # it must not speak of files that are being replaced
+            found = _pieces(table, self.model) if table.is_text else _rows(table, self.model)
+            if not _tokenise(found, work, self.rolled):
+                raise InputError(f"{self.input.input} holds no text to score.")
+            atomic_text(note, json.dumps(about))
+        before, behind = self.model.around()
+        around = tuple(before), tuple(behind)
+        return Documents(work, self.rolled, around, self.windows, self.input.shard_rows, table.digest)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from infodis.data import Tokenizer, tokenizer_named
 from infodis.design import MaskDesign
 from infodis.device import resolve_device
 from infodis.engine.documents import Window
@@ -22,7 +23,8 @@ from infodis.errors import InfodisError
 from infodis.estimate import Estimate, Request
 from infodis.inputs import Entry, Reading, Refused, Rejected
 from infodis.item import Item
-from infodis.model import Model, fingerprint, load, locate, tokenizer_fingerprint
+from infodis.model import Model, ModelFiles, load, locate
+from infodis.settings import Named, settings_of
 
 DIGITS = 6
 """Decimals of numbers in records: a millionth of a nat is less than what float32 can tell."""
@@ -33,7 +35,7 @@ Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Named):
     """A model by name, and how it is wanted."""
 
     name: str
@@ -49,32 +51,42 @@ class ModelSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolve_device(self.device))
 
-    def load(self) -> Model:
-        from infodis.data import tokenizer_named
+    @functools.cached_property
+    def files(self) -> ModelFiles:
+        """What it is read from, as it was when that was asked first. Goes with this value to workers."""
+        return ModelFiles.of(locate(self.name), self._tokenizer(), code=self.trust_remote_code)
 
-        return load(
+    @property
+    def fingerprint(self) -> str:
+        """A hash of configuration and weights, computed once."""
+        return self.files.model.digest
+
+    def load(self) -> Model:
+        """The model that `files` are about, or an `InputError`."""
+        files = self.files
+        model = load(
             self.name,
             device=self.device,
             dtype=self.dtype,
-            tokenizer=None if self.tokenizer is None else tokenizer_named(self.tokenizer),
+            tokenizer=self._tokenizer(),
             trust_remote_code=self.trust_remote_code,
             autocast=self.autocast,
             compile=self.compile,
             batch_tokens=self.batch_tokens,
         )
+        if model.files is not None:
+            files.check_same(model.files)
+        return model
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, name: str = "model") -> dict[str, Any]:
         """What a result depends on. Where the model lies does not count, its files do."""
-        directory = locate(self.name)
-        return {
-            "model": fingerprint(directory),
-            "tokenizer": tokenizer_fingerprint(directory, self.tokenizer),
-            "device": self.device,
-            "dtype": self.dtype,
-            "autocast": self.autocast,
-            "compile": self.compile,
-            "batch_tokens": self.batch_tokens,
-        }
+        how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "name"}
+        prefix = "" if name == "model" else f"{name}_"
+        told = {prefix + key: value for key, value in {**how, "tokenizer": self.files.tokenizer.digest}.items()}
+        return {name: self.fingerprint, **told}
+
+    def _tokenizer(self) -> Tokenizer | None:
+        return None if self.tokenizer is None else tokenizer_named(self.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +99,7 @@ class RowJob(abc.ABC):
     seed: int = 0
 
     def settings(self) -> dict[str, Any]:
-        reading = {name: _plain(value) for name, value in vars(self.reading).items()}
-        return {**self.model.settings(), **request_settings(self.request), **reading, "seed": self.seed}
+        return settings_of(self)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -204,13 +215,3 @@ def rounded(value: float) -> float:
 def numbers(values: Tensor) -> list[float | None]:
     """The same of many; infinite ones are null."""
     return [None if math.isinf(value) else rounded(value) for value in values.tolist()]
-
-
-def request_settings(request: Request) -> dict[str, Any]:
-    """What a result depends on, of how to estimate it."""
-    return {name: _plain(value) for name, value in vars(request).items()}
-
-
-def _plain(value: Any) -> Any:
-    """A setting as JSON gives it back."""
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from infodis.engine.documents import Window
-from infodis.engine.jobs import ESTIMATE_COLUMNS, ModelSpec, RowScorer, estimate_fields, request_settings, rounded
+from infodis.engine.jobs import ESTIMATE_COLUMNS, ModelSpec, RowScorer, estimate_fields, rounded
 from infodis.engine.outputs import Columns
 from infodis.engine.summary import PerplexitySummary
 from infodis.estimate import Estimate, Request, estimate_items
 from infodis.model import Model
 from infodis.rng import key
+from infodis.settings import settings_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +30,10 @@ class Rolling:
         return PerplexitySummary()
 
     def settings(self) -> dict[str, Any]:
-        return {
-            "command": "perplexity",
-            **self.model.settings(),
-            **request_settings(self.request),
-            "seed": self.seed,
-        }
+        return {"command": "perplexity", **settings_of(self)}
 
     def open(self) -> "Rolled":
-        model = self.model.load()
-        return Rolled(self, model, model.fingerprint)
+        return Rolled(self, self.model.load(), self.model.fingerprint)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,12 +12,15 @@ from typing import Any
 from infodis.engine import store as stores
 from infodis.engine.outputs import writer_for
 from infodis.engine.store import Done, Store
-from infodis.engine.work import Executor, Job, Source, Work
+from infodis.engine.work import Cut, Executor, Job, Work
 from infodis.errors import InfodisError, InputError
 from infodis.files import atomic_file, atomic_text, digest_of
 
 INPUT = "input"
 """The setting that holds the hash of the input."""
+
+RECORDS = 1
+"""The form of records and of what they rest on; another one does not go into the same file."""
 
 Watch = Callable[["State"], None]
 
@@ -53,15 +56,16 @@ class Finished:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to run. `cut` makes the source inside the work directory; `settings` are what results depend on."""
+    """What to run. Results depend on what `job` and `cut` call their settings, and on what is in `settings`."""
 
     out: Path
     job: Job
-    cut: Callable[[Path], Source]
-    settings: dict[str, Any]
-    about: dict[str, Any]
-    """For the manifest only: versions, command line."""
+    cut: Cut
     executor: Executor
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """More that results depend on: versions."""
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """For the manifest only: the command line."""
     threads: int | None = None
     resume: bool = True
     strict: bool = False
@@ -71,6 +75,8 @@ class Plan:
 def run(plan: Plan, watch: Watch = lambda state: None) -> Finished:
     """Do what is left to do. Raises KeyboardInterrupt on Ctrl-C and SIGTERM: all finished shards are kept."""
     writer_for(plan.out)
+    compared = {**plan.job.settings(), **plan.cut.settings(), "records": RECORDS, **plan.settings}
+    plan = dataclasses.replace(plan, settings=compared)
     with interruptible(), stores.claimed(plan.out) as directory:
         try:
             return _already_finished(plan, directory) or _run(plan, directory, watch)

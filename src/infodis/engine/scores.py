@@ -26,11 +26,10 @@ class Score(RowJob):
         return ScoreSummary()
 
     def settings(self) -> dict[str, Any]:
-        return {"command": "score", **super().settings(), "per_token": self.per_token}
+        return {"command": "score", **super().settings()}
 
     def open(self) -> "Scores":
-        model = self.model.load()
-        return Scores(self, model, model.fingerprint)
+        return Scores(self, self.model.load(), self.model.fingerprint)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

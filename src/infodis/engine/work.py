@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from infodis.engine.outputs import Columns
@@ -32,6 +33,19 @@ class Source(Protocol):
         ...
 
     def read(self, shard: int) -> list[Any]: ...
+
+
+@runtime_checkable
+class Cut(Protocol):
+    """An input and how it becomes shards, as a value."""
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that the rows depend on beside the content of the input, by name."""
+        ...
+
+    def __call__(self, work: Path) -> Source:
+        """The shards, with what there is to know about them in a work directory."""
+        ...
 
 
 @runtime_checkable

@@ -16,11 +16,13 @@ from infodis.inputs.places import is_table
 from infodis.inputs.reading import Reading, Scored, field_names
 from infodis.inputs.rejected import Refused, Rejected
 from infodis.inputs.source import Source
+from infodis.inputs.spec import InputSpec
 
 __all__ = [
     "Choices",
     "Empty",
     "Entry",
+    "InputSpec",
     "Reading",
     "Refused",
     "Rejected",

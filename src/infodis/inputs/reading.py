@@ -49,8 +49,6 @@ class Scored:
 class Reading:
     """How rows are read."""
 
-    fields: dict[str, str] = dataclasses.field(default_factory=dict)
-    """What fields are called in the file, where that is something else: for `cut`, which tells the entries."""
     chat: bool = False
     """Put prompts into the model's chat template."""
     max_length: int | None = None

@@ -28,7 +28,7 @@ from infodis.integrations.questions import Answer, Place, Question, Reader, grou
 from infodis.integrations.report import Doubt, Record, SideFile, document_doubts, monte_carlo_errors, question_doubts
 from infodis.integrations.scorer import Progress, Scorer
 from infodis.integrations.settings import Settings
-from infodis.model import Model, load, tokenizer_fingerprint
+from infodis.model import Model, load
 
 NAME = "infodis"
 
@@ -80,7 +80,7 @@ class InfodisLM(LM):
         self._device = self.model.device
         self._about = self.settings.about() | {"dtype": dtype, "autocast": autocast, "device": self._device.type}
         if cache is not None or out is not None:
-            self._about |= _identity(self.model, tokenizer)
+            self._about |= _identity(self.model)
         if cache is not None and not self._about["model"]:
             raise InputError("A cache is for models that are loaded from files: their content tells them apart.")
         check_apart(writes=[Path(place) for place in (cache, out) if place is not None])
@@ -243,10 +243,9 @@ class _Bar:
         self._bar.close()
 
 
-def _identity(model: Model, tokenizer: str | None) -> dict[str, str]:
+def _identity(model: Model) -> dict[str, str]:
     """What tells a model and its tokenizer from others."""
-    words = "" if model.directory is None else tokenizer_fingerprint(model.directory, tokenizer)
-    return {"model": model.fingerprint, "tokenizer": words}
+    return {"model": model.fingerprint, "tokenizer": "" if model.files is None else model.files.tokenizer.digest}
 
 
 def _place(one: Instance) -> Place:

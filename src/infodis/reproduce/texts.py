@@ -27,7 +27,7 @@ from infodis.engine.work import Job
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.files import atomic_text
-from infodis.inputs import Reading, cut
+from infodis.inputs import InputSpec, Reading
 from infodis.reproduce.experiment import Bench, Verdict
 from infodis.reproduce.groups import Row, unit_of
 from infodis.rng import key
@@ -64,9 +64,7 @@ def measured(bench: Bench, name: str, rows: Sequence[Row], job: Job) -> Group:
     plan = Plan(
         out=bench.directory / f"{name}.jsonl",
         job=job,
-        cut=lambda work: cut(source, work, rows=TOGETHER),
-        settings=job.settings(),
-        about={},
+        cut=InputSpec(str(source), TOGETHER),
         executor=InProcess(),
     )
     finished = run(plan, lambda state: bench.tell(name, state.done, state.rows))

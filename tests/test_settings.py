@@ -1,0 +1,261 @@
+"""Everything that decides a number is compared when a run goes on: every field of every settings type, every option.
+
+The cases are read off the types and the commands. A new field or option fails here until this file says another value
+for it, which a resume must refuse, or why no number depends on it.
+"""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from infodis import checkpoint, model
+from infodis.audit.job import Examine
+from infodis.cli import app
+from infodis.control import Neighbours
+from infodis.design import Tiled
+from infodis.engine.attributions import Attribute
+from infodis.engine.choices import Choose
+from infodis.engine.comparisons import Compare
+from infodis.engine.documents import DocumentsSpec
+from infodis.engine.jobs import ModelSpec
+from infodis.engine.rolling import Rolling
+from infodis.engine.scores import Score
+from infodis.engine.store import check_settings
+from infodis.errors import InputError
+from infodis.estimate import Request
+from infodis.inputs import InputSpec
+from infodis.perplexity import Windows
+from infodis.settings import UNCOMPARED, settings_of
+
+SHELF = Path(model.__file__).parent / "models"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two models that differ in one weight; neither has a tokenizer, so that one can be named."""
+    directory = tmp_path_factory.mktemp("models")
+    network, spec = checkpoint.load(SHELF / "dna-tiny")
+    weights = network.state_dict()
+    for name in ("one", "other"):
+        (directory / name).mkdir()
+        checkpoint.save(directory / name, dataclasses.replace(spec, tokenizer=None), weights)
+        weights["output_layer.linear.bias"] = weights["output_layer.linear.bias"] + 1
+    return directory
+
+
+# Every field of every type
+
+
+ONE = ModelSpec("one", tokenizer="dna")
+VALUES = [
+    Score(ONE),
+    Compare(ONE, reference=ONE),
+    Choose(ONE),
+    Rolling(ONE, Request()),
+    Attribute(ONE),
+    Examine(ONE, reference=ONE),
+    InputSpec("rows.jsonl", 16),
+    DocumentsSpec(InputSpec("rows.jsonl", 16), Windows(8), None, model.load("dna-tiny")),
+]
+OTHER = {
+    "ModelSpec": {
+        "name": "other",
+        "device": "cpu:0",
+        "dtype": "bfloat16",
+        "tokenizer": "characters:TGCA",
+        "trust_remote_code": True,
+        "autocast": True,
+        "compile": True,
+        "batch_tokens": 64,
+    },
+    "Request": {
+        "design": Tiled(),
+        "control": Neighbours(7),
+        "evaluations": 64,
+        "standard_error": 0.5,
+        "batch_size": 3,
+        "replicates": 3,
+        "relative": 0.1,
+    },
+    "Reading": {"chat": True, "max_length": 7, "truncate": "left"},
+    "Race": {
+        "alpha": 0.1,
+        "evaluations": 64,
+        "design": Tiled(),
+        "rows": 2,
+        "control": None,
+        "chance": 0.0,
+    },
+    "Score": {"seed": 1, "per_token": True},
+    "Compare": {"seed": 1, "coupled": False},
+    "Choose": {"seed": 1, "normalise": "token"},
+    "Rolling": {"seed": 1},
+    "Attribute": {"seed": 1},
+    "Examine": {"seed": 1},
+    "InputSpec": {"shard_rows": 17, "limit": 3, "format": "text", "fields": {"text": "b"}},
+    "Windows": {"length": 7, "stride": 3},
+    "DocumentsSpec": {"windows": 3},
+}
+NO_NUMBER_DEPENDS_ON = {("InputSpec", "input"), ("DocumentsSpec", "model")}
+
+
+def leaves(value, path=()):
+    """The fields of a value and of the values in it: by path, with the type that each belongs to."""
+    for field in dataclasses.fields(value):
+        part, kind = getattr(value, field.name), type(value).__name__
+        if UNCOMPARED in field.metadata:
+            assert (kind, field.name) in NO_NUMBER_DEPENDS_ON
+        elif dataclasses.is_dataclass(part) and type(part).__name__ in OTHER:
+            yield from leaves(part, (*path, field.name))
+        else:
+            yield (*path, field.name), kind
+
+
+def changed(value, path, other):
+    name, *rest = path
+    return dataclasses.replace(value, **{name: changed(getattr(value, name), rest, other) if rest else other})
+
+
+CASES = [(value, path, kind) for value in VALUES for path, kind in leaves(value)]
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "kind"), CASES, ids=[f"{type(v).__name__}.{'.'.join(path)}" for v, path, _ in CASES]
+)
+def test_a_change_of_any_field_is_refused(models, monkeypatch, value, path, kind):
+    monkeypatch.chdir(models)
+    assert path[-1] in OTHER[kind], f"{kind}.{path[-1]} is new: say another value for it in this test"
+    other = changed(value, path, OTHER[kind][path[-1]])
+    known = json.loads(json.dumps(value.settings()))
+    check_settings(known, value.settings(), where=Path())
+    with pytest.raises(InputError, match="was begun with other settings"):
+        check_settings(known, other.settings(), where=Path())
+
+
+def test_settings_of_one_name_would_be_seen():
+    @dataclasses.dataclass(frozen=True)
+    class Twice:
+        windows: Windows = Windows(8)
+        length: int = 3
+
+    with pytest.raises(ValueError, match="two settings called length"):
+        settings_of(Twice())
+
+
+def test_a_tokenizer_is_known_by_its_content(models, tmp_path, monkeypatch):
+    """Its files beside the weights, and a file that is named."""
+    shutil.copytree(models / "one", tmp_path / "one")
+    monkeypatch.chdir(tmp_path)
+    plain = ModelSpec("one").settings()
+    (tmp_path / "one" / "chat_template.jinja").write_text("{{ messages }}")
+    assert {name for name, value in ModelSpec("one").settings().items() if plain[name] != value} == {"tokenizer"}
+    pytest.importorskip("tokenizers")
+    told = []
+    for pieces in ({"A": 0, "C": 1}, {"C": 0, "A": 1}):
+        made = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": pieces, "unk_token": "A"}}
+        (tmp_path / "words.json").write_text(json.dumps(made))
+        told.append(ModelSpec("one", tokenizer="words.json").settings()["tokenizer"])
+    assert len({plain["tokenizer"], *told}) == 3
+
+
+# Every option of every command
+
+
+ROW = {"prompt": "AC", "text": "GATTA", "other": "TTTT", "chosen": "GAT", "rejected": "CA", "choices": ["G", "TA"]}
+FIXED = ["--tokenizer", "dna", "--threads", "1"]
+COMMANDS = ("score", "ratio", "choose", "perplexity", "attribute", "audit")
+CHANGES = {
+    "model": ["--model", "other"],
+    "tokenizer": ["--tokenizer", "characters:TGCA"],
+    "device": ["--device", "cpu:0"],
+    "dtype": ["--dtype", "bfloat16"],
+    "autocast": ["--autocast"],
+    "compile": ["--compile"],
+    "batch_tokens": ["--batch-tokens", "64"],
+    "trust_remote_code": ["--trust-remote-code"],
+    "evaluations": ["--evaluations", "20"],
+    "standard_error": ["--standard-error", "0.5"],
+    "relative": ["--relative", "0.5"],
+    "design": ["--design", "tiled"],
+    "seed": ["--seed", "1"],
+    "fields": ["--field", "text=other"],
+    "format": ["--format", "jsonl"],
+    "chat_template": ["--chat-template"],
+    "max_length": ["--max-length", "7"],
+    "truncate": ["--truncate", "left"],
+    "limit": ["--limit", "1"],
+    "shard_rows": ["--shard-rows", "3"],
+    "threads": ["--threads", "2"],
+    "per_token": ["--per-token"],
+    "reference": ["--reference", "other"],
+    "coupled": ["--no-coupled"],
+    "alpha": ["--alpha", "0.1"],
+    "give_up": ["--give-up", "0"],
+    "normalise": ["--normalise", "token"],
+    "length": ["--length", "5"],
+    "stride": ["--stride", "3"],
+    "windows": ["--windows", "1"],
+}
+CALLED = {"fields": "fields", "chat_template": "chat", "give_up": "chance"}
+"""Settings that are not called like their options."""
+
+HARMLESS = {
+    **dict.fromkeys(("input", "a", "b", "text", "prompt", "members", "nonmembers"), "inputs: their content is hashed"),
+    **dict.fromkeys(("task", "names"), "what is done with finished records"),
+    **dict.fromkeys(("workers", "engine", "ray_address", "worker_cpus", "worker_gpus"), "who does it"),
+    **dict.fromkeys(("out", "resume", "dry_run", "strict"), "whether and where it is done"),
+    "report": "implies --per-token",
+    "responses": "names fields, which are compared",
+}
+
+
+def options_of(command):
+    return [parameter.name for parameter in typer.main.get_command(app).commands[command].params]
+
+
+def line_of(command, place):
+    """A command on two rows. An audit ends when it does not find its second file, and has done the first."""
+    if command == "audit":
+        return [command, "rows.jsonl", "absent.jsonl", "--model", "one", "--out", place / "audit", *FIXED]
+    return [command, "rows.jsonl", "--model", "one", "--out", place / f"{command}.jsonl", *FIXED]
+
+
+def outcome(arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def finished(models, tmp_path_factory):
+    """A finished run of every command."""
+    place = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(models)
+        Path("rows.jsonl").write_text("".join(json.dumps({"id": n, **ROW}) + "\n" for n in range(2)))
+        pytest.importorskip("sklearn")  # for audits
+        for command in COMMANDS:
+            found = outcome([*line_of(command, place)])
+            assert found.exit_code == 0 or "absent.jsonl" in str(found.exception), found.output
+    return place
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_change_of_any_option_is_refused(models, finished, monkeypatch, command):
+    monkeypatch.chdir(models)
+    before = {path: path.read_bytes() for path in finished.rglob("*.json*") if path.is_file()}
+    for option in options_of(command):
+        if option in HARMLESS or (command, option) == ("perplexity", "compile"):  # it compiles before it compares
+            continue
+        assert option in CHANGES, f"{command} has a new option {option}: say in this test how a resume refuses another"
+        told = str(outcome([*line_of(command, finished), *CHANGES[option]]).exception)
+        if command == "perplexity" and option in ("chat_template", "truncate"):
+            assert "leave --chat-template and --truncate out" in told
+            continue
+        name = "length" if (command, option) == ("perplexity", "max_length") else CALLED.get(option, option)
+        assert "was begun with other settings" in told, (command, option, told)
+        assert f"{name}: was" in told, (command, option, told)
+    assert {path: path.read_bytes() for path in finished.rglob("*.json*") if path.is_file()} == before
