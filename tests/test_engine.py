@@ -264,6 +264,80 @@ def test_a_torn_line_of_the_manifest_is_dropped(rows, tmp_path, torn):
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
+def test_a_changed_digit_of_the_manifest_is_noticed(rows, tmp_path):
+    """Whatever number of a line it is: the line is dropped, and its shard done again."""
+    run(plan(rows, tmp_path / "whole.jsonl"))
+    out = tmp_path / "out.jsonl"
+    interrupted(rows, out, after=6)
+    path = stores.work_directory(out) / stores.MANIFEST
+    lines = path.read_text().splitlines()
+    for number, name in enumerate(("shard", "rows", "rejected", "evaluations", "standard_error")):
+        head, colon, tail = lines[number].partition(f'"{name}": ')
+        lines[number] = head + colon + str((int(tail[0]) + 1) % 10) + tail[1:]
+    path.write_text("\n".join(lines) + "\n")
+    finished = run(plan(rows, out))
+    assert finished.redone == 5
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert finished.totals == run(plan(rows, tmp_path / "whole.jsonl")).totals
+
+
+def flip(path, place=40):
+    """A bit of a file, and not its time."""
+    content, written = bytearray(path.read_bytes()), path.stat().st_mtime_ns
+    content[place] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(0, written))
+
+
+@pytest.mark.parametrize("damaged", ["parts/000000/000000003.jsonl", stores.MANIFEST])
+def test_what_is_damaged_when_parts_are_joined_is_noticed(rows, tmp_path, damaged):
+    run(plan(rows, tmp_path / "whole.jsonl"))
+    out = tmp_path / "out.jsonl"
+
+    def watch(state):
+        if state.done == state.rows:  # the last shard is noted; what follows is the join
+            flip(stores.work_directory(out) / damaged)
+
+    with pytest.raises(stores.Corrupted, match="Run the command again: it is redone"):
+        run(plan(rows, out), watch)
+    assert not out.exists()
+    assert run(plan(rows, out)).redone == 1
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_changed_digit_of_the_settings_is_noticed(rows, tmp_path):
+    out = tmp_path / "out.jsonl"
+    interrupted(rows, out, after=2)
+    path = stores.work_directory(out) / stores.SETTINGS
+    content = path.read_text()
+    path.write_text(content.replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(InputError, match=r"settings\.json is damaged"):
+        run(plan(rows, out, job={"seed": 1}))
+    path.write_text(content)
+    run(plan(rows, out))
+    path = stores.manifest_path(out)
+    path.write_text(path.read_text().replace('"value": ', '"value": 1'))
+    with pytest.raises(InputError, match=r"manifest\.json is damaged"):
+        run(plan(rows, out))
+
+
+def test_an_input_replaced_during_a_run_stops_it(tmp_path):
+    """Rows of two files never meet in one output."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, out = tmp_path / "rows.parquet", tmp_path / "out.jsonl"
+    parquet.write_table(arrow.table({"text": ["aaaa"] * ROWS}), path)
+
+    def watch(state):
+        if state.done >= 20:
+            parquet.write_table(arrow.table({"text": ["bbbb"] * ROWS}), path)
+
+    with pytest.raises(InputError, match="was changed after it was cut"):
+        run(plan(path, out), watch)
+    with pytest.raises(InputError, match="input: was"):
+        run(plan(path, out))
+    assert not out.exists()
+
+
 def test_other_settings_are_refused_by_name(rows, tmp_path):
     out = tmp_path / "out.jsonl"
     interrupted(rows, out, after=2)

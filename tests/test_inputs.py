@@ -487,16 +487,61 @@ def test_rows_that_are_too_long_are_not_read(tmp_path, monkeypatch, name):
 def test_input_that_changes_is_told(tmp_path):
     path = put(tmp_path, "a.jsonl", CONTENT)
     made = cut(path, tmp_path, rows=10)
+    written = path.stat().st_mtime_ns
     path.write_bytes(CONTENT.replace(b"text 20", b"TEXT 20"))
+    os.utime(path, ns=(0, written))  # as if nothing had happened: the shard's own checksum tells
     assert len(made.read(0)) == 10
     with pytest.raises(InputError, match="was changed after it was cut"):
         made.read(2)
+    os.utime(path, ns=(0, written + 1))
+    with pytest.raises(InputError, match="was changed after it was cut"):
+        made.read(0)
     path.write_bytes(CONTENT[:100])
     with pytest.raises(InputError, match="was changed"):
         made.read(5)
     path.unlink()
     with pytest.raises(InputError, match="cannot be read: No such file"):
         made.read(0)
+
+
+def parquet_of(path, letter, *, written=None):
+    """Two row groups of 20 rows whose texts are of one letter; a file of one letter is as large as that of another."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"id": range(40), "text": [letter * 9] * 40})
+    parquet.write_table(table, path, row_group_size=20, compression="none")
+    if written is not None:
+        os.utime(path, ns=(0, written))
+    return path
+
+
+@pytest.mark.parametrize("seen_by", ["its time", "its footer"])
+@pytest.mark.parametrize("shard", [1, 2])  # of the row group that is being read, and of the next one
+def test_a_parquet_file_replaced_while_it_is_read_is_told(tmp_path, seen_by, shard):
+    path = parquet_of(tmp_path / "a.parquet", "a")
+    made = cut(path, tmp_path, rows=10)
+    assert {one.fields["text"] for one in made.read(0)} == {"a" * 9}
+    before = path.stat()
+    other = parquet_of(tmp_path / "b.parquet", "b", written=before.st_mtime_ns + (seen_by == "its time"))
+    assert other.stat().st_size == before.st_size
+    other.replace(path)
+    if (seen_by, shard) == ("its footer", 1):  # the old file is still open: what follows in it is read
+        assert {one.fields["text"] for one in made.read(shard)} == {"a" * 9}
+        return
+    with pytest.raises(InputError, match="was changed after it was cut"):
+        made.read(shard)
+
+
+def test_what_is_noted_about_an_input_must_not_change_while_it_is_read(tmp_path):
+    made = cut(put(tmp_path, "a.jsonl", CONTENT), tmp_path, rows=10)
+    for name in ("index", "duplicates"):
+        noted = tmp_path / "input" / name
+        content, written = noted.read_bytes(), noted.stat().st_mtime_ns
+        noted.write_bytes(content + b"\x00")
+        with pytest.raises(InputError, match="again: it is noted anew"):
+            made.read(0)
+        noted.write_bytes(content)
+        os.utime(noted, ns=(0, written))
+        assert len(made.read(0)) == 10
 
 
 def test_input_that_grows_while_it_is_cut_is_told(tmp_path, monkeypatch):
@@ -540,10 +585,15 @@ def test_changed_inputs_are_cut_again(tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    "damage", ["about", "no about", "index", "duplicates", "copy", "all", "older form", "unfinished"]
+    "damage",
+    [
+        *("about", "no about", "index", "duplicates", "copy", "all", "older form", "unfinished"),
+        *("a bit of about.json", "a bit of index", "a bit of duplicates"),
+    ],
 )
 def test_half_of_a_work_directory_is_made_again(tmp_path, damage):
-    path, work = put(tmp_path, "a.jsonl.gz", gzip.compress(CONTENT)), tmp_path / "work"
+    content = CONTENT + b'{"id": "twice", "text": "a"}\n' * 2
+    path, work = put(tmp_path, "a.jsonl.gz", gzip.compress(content)), tmp_path / "work"
     made = cut(path, work, rows=10)
     expected, inside = list(made), work / "input"
     about = (inside / "about.json").read_text()
@@ -553,6 +603,12 @@ def test_half_of_a_work_directory_is_made_again(tmp_path, damage):
         (inside / "about.json").write_text(about.replace('"form": ', '"form": 9'))
     elif damage in ("no about", "duplicates", "copy"):
         (inside / damage.replace("no about", "about.json")).unlink()
+    elif damage.startswith("a bit of"):
+        damaged = inside / damage.removeprefix("a bit of ")
+        bits, written = bytearray(damaged.read_bytes()), damaged.stat().st_mtime_ns
+        bits[bits.find(b'"found": ') + 9 if damage.endswith("json") else 0] ^= 1
+        damaged.write_bytes(bits)
+        os.utime(damaged, ns=(0, written))
     elif damage == "index":
         (inside / "index").write_bytes((inside / "index").read_bytes()[:-8])
     else:

@@ -264,6 +264,18 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     assert scored(tmp_path, monkeypatch) == (found, 0)
 
 
+def test_a_changed_digit_of_the_cache_is_noticed(tmp_path, monkeypatch):
+    first, _ = scored(tmp_path, monkeypatch)
+    (file,) = (tmp_path / "cache").iterdir()
+    header, *lines = file.read_text().splitlines()
+    head, name, tail = lines[1].partition('"nll": ')
+    lines[1] = head + name + str((int(tail[0]) + 1) % 10) + tail[1:]
+    file.write_text("\n".join([header, *lines]) + "\n")
+    found, count = scored(tmp_path, monkeypatch)
+    assert count == 1
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in first], abs=1e-4)
+
+
 @pytest.mark.parametrize("other", [{"seed": 1}, {"evaluations": 20}, {"design": "tiled"}, {"dtype": "bfloat16"}])
 def test_other_settings_have_other_answers(tmp_path, monkeypatch, other):
     first, _ = scored(tmp_path, monkeypatch)

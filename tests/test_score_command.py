@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -217,6 +218,26 @@ def test_perplexity_of_some_documents_and_of_another_field(tmp_path):
     (tmp_path / "novel.txt").write_text("\n".join(TEXTS))
     with pytest.raises(InputError, match="--limit counts documents"):
         invoke("perplexity", tmp_path / "novel.txt", *FEW, "--limit", "2")
+
+
+def test_tokens_of_documents_must_not_change(tmp_path):
+    from infodis.engine.documents import DocumentsSpec
+    from infodis.inputs import InputSpec
+    from infodis.perplexity import Windows
+
+    path = tmp_path / "documents.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    spec = DocumentsSpec(InputSpec(str(path), 4), Windows(8), None, infodis.load("text8-tiny"))
+    made = spec(tmp_path)
+    expected = [window.item.tokens.tolist() for window in made.read(0)]
+    tokens = tmp_path / "tokens.bin"
+    content, written = bytearray(tokens.read_bytes()), tokens.stat().st_mtime_ns
+    content[0] ^= 1
+    tokens.write_bytes(content)
+    with pytest.raises(InputError, match=r"Tokens in .* were changed meanwhile"):
+        made.read(0)
+    os.utime(tokens, ns=(0, written))  # another run takes over: it reads them
+    assert [window.item.tokens.tolist() for window in spec(tmp_path).read(0)] == expected
 
 
 def test_sigterm_stops_within_seconds_and_the_rest_is_done_later(tmp_path):

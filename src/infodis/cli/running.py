@@ -199,7 +199,7 @@ def _report(finished: "Finished", options: RunOptions, tell: Tell, screen: Conso
     if not finished.fresh:
         screen.print("Nothing was left to do: an earlier run had finished.", highlight=False)
     if finished.redone:
-        screen.print(f"{finished.redone} damaged parts were found and done again.", highlight=False)
+        screen.print(f"{finished.redone} damaged parts (or lines about them) were done again.", highlight=False)
     if options.out is not None:
         screen.print(f"Records: {finished.out}", markup=False, highlight=False)
     if finished.rejected is not None:

@@ -22,6 +22,7 @@ from infodis.item import Item
 from infodis.model import Model
 from infodis.perplexity import Spans, Windows, window_item
 from infodis.settings import settings_of, uncompared
+from infodis.snapshot import Snapshot, sealed, unsealed
 
 TOGETHER = 64
 """Documents read at a time."""
@@ -56,6 +57,8 @@ class Documents:
     """So many windows only, evenly spread over the corpus."""
     per_shard: int
     digest: str
+    noted: Snapshot
+    """The files that the documents were written to."""
 
     @property
     def rows(self) -> int:
@@ -67,6 +70,10 @@ class Documents:
 
     def read(self, shard: int) -> "list[Window | Rejected]":
         numbers = range(shard * self.per_shard, min((shard + 1) * self.per_shard, self.rows))
+        if self.noted.changed:
+            raise InputError(
+                f"Tokens in {self.directory} were changed meanwhile. Run the same command again: it makes them anew."
+            )
         tokens = np.memmap(self.directory / TOKENS, dtype=np.int32, mode="r")
         found: list[Window | Rejected] = list(self._rejected()) if shard == 0 else []
         with (self.directory / IDS).open("rb") as ids:
@@ -123,19 +130,34 @@ class DocumentsSpec:
     def __call__(self, work: Path) -> "Documents":
         """Tokenise the documents of a file, one after another, unless that was done before."""
         table = dataclasses.replace(self.input, shard_rows=TOGETHER)(work)
-        note = work / NOTE
         words = "" if self.model.files is None else self.model.files.tokenizer.digest
         about = {**self.settings(), "content": table.digest, "tokenizer": words}
-        known = json.loads(note.read_text()) if note.exists() else {}
-        if known != about:
-            note.unlink(missing_ok=True)  # it must not speak of files that are being replaced
+        noted = _known(work, about)
+        if noted is None:
+            (work / NOTE).unlink(missing_ok=True)  # it must not speak of files that are being replaced
             found = _pieces(table, self.model) if table.is_text else _rows(table, self.model)
             if not _tokenise(found, work, self.rolled):
                 raise InputError(f"{self.input.input} holds no text to score.")
-            atomic_text(note, json.dumps(about))
+            table.check_unchanged()
+            noted = _noted(work)
+            atomic_text(work / NOTE, json.dumps(sealed({**about, "noted": noted.digest})))
         before, behind = self.model.around()
         around = tuple(before), tuple(behind)
-        return Documents(work, self.rolled, around, self.windows, self.input.shard_rows, table.digest)
+        return Documents(work, self.rolled, around, self.windows, self.input.shard_rows, table.digest, noted)
+
+
+def _noted(directory: Path) -> Snapshot:
+    return Snapshot.of([directory / name for name in (TOKENS, INDEX, IDS, REJECTED)])
+
+
+def _known(directory: Path, about: dict[str, Any]) -> Snapshot | None:
+    """What an earlier run tokenised, if it was of the same thing and is what was written."""
+    noted = _noted(directory)
+    try:
+        known = unsealed(json.loads((directory / NOTE).read_text()))
+        return noted if known == {**about, "noted": noted.digest} else None
+    except (OSError, ValueError):
+        return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from infodis.engine.store import Done, Store
 from infodis.engine.work import Cut, Executor, Job, Work
 from infodis.errors import InfodisError, InputError
 from infodis.files import atomic_file, atomic_text, digest_of
+from infodis.snapshot import sealed
 
 INPUT = "input"
 """The setting that holds the hash of the input."""
@@ -49,7 +50,7 @@ class Finished:
     totals: dict[str, float]
     summary: dict[str, Any]
     redone: int
-    """Damaged parts that were found and done again."""
+    """Damaged parts, or lines about them, that were found and done again."""
     fresh: bool
     """False if there was nothing to do: an earlier run had finished."""
 
@@ -161,9 +162,9 @@ def _join(plan: Plan, store: Store, settings: dict[str, Any]) -> Finished:
         **({"rejected_sha256": hashes[1]} if there else {}),
         **plan.about,
     }
-    told = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+    told = json.dumps(sealed(manifest), indent=2, ensure_ascii=False) + "\n"
     atomic_text(stores.manifest_path(plan.out), told, within=store.directory)
-    return Finished(plan.out, rejected if there else None, dict(store.totals), result, len(store.redone), fresh=True)
+    return Finished(plan.out, rejected if there else None, dict(store.totals), result, store.redone, fresh=True)
 
 
 def _already_finished(plan: Plan, directory: Path) -> Finished | None:

@@ -3,6 +3,7 @@
 Beside OUT lies `OUT.work/` with what the run was asked for (`settings.json`), a part for every finished shard, and
 `manifest.jsonl`, a line per part with its hash. A part counts once its line is on disk. At the end the parts are joined
 into OUT, and `OUT.manifest.json` says how OUT came about. Killed at any moment, the next run finds all finished shards.
+All but the parts and OUT carry checksums: a part whose line is damaged is done again.
 
 What an earlier run left at OUT stays until the new result is complete, and is replaced only if it is ours: if
 `OUT.manifest.json` names its hash, or `OUT.work/result.json` does, which lists what is about to be put there.
@@ -31,6 +32,7 @@ from infodis.files import (
     remove_unfinished_of,
     sync,
 )
+from infodis.snapshot import CHECK, sealed, unsealed
 
 SETTINGS, MANIFEST, PARTS = "settings.json", "manifest.jsonl", "parts"
 SOURCE, RESULT = "source", "result.json"
@@ -106,8 +108,8 @@ class Store:
     done: "np.ndarray"
     """True for every shard that counts."""
     totals: dict[str, float]
-    redone: list[int]
-    """Shards whose part was found damaged."""
+    redone: int
+    """Parts that were found damaged, and lines of the manifest."""
     _manifest: BinaryIO
 
     @property
@@ -121,7 +123,7 @@ class Store:
 
     def note(self, done: Done) -> None:
         """From now on this shard counts."""
-        self._manifest.write(encode(dataclasses.asdict(done)))
+        self._manifest.write(encode(sealed(dataclasses.asdict(done))))
         self._manifest.flush()
         os.fsync(self._manifest.fileno())
         self._count(done)
@@ -137,7 +139,8 @@ class Store:
 
     def known(self) -> Iterator[Done]:
         """What is known of the shards that count, in the order in which they were done."""
-        return (done for done in _read(self.directory / MANIFEST, self.shards) if self.done[done.shard])
+        found = _read(self.directory / MANIFEST, self.shards)
+        return (done for done in found if done is not None and self.done[done.shard])
 
     def in_order(self) -> Iterator[Done]:
         """What is known of every shard, by number, without holding all of it."""
@@ -145,11 +148,15 @@ class Store:
         with (self.directory / MANIFEST).open("rb") as file:
             offset = 0
             for line in file:
-                where[json.loads(line)["shard"]] = offset  # a shard that was redone counts as it was last
+                if (done := _done(line)) is not None:
+                    where[done.shard] = offset  # a shard that was redone counts as it was last
                 offset += len(line)
-            for offset in where.tolist():
-                file.seek(offset)
-                yield Done(**json.loads(file.readline()))
+            for shard, offset in enumerate(where.tolist()):
+                file.seek(max(0, offset))
+                done = _done(file.readline())
+                if done is None or done.shard != shard:
+                    raise Corrupted(f"{file.name} changed while it was read. Run the command again: it is redone.")
+                yield done
 
 
 @contextlib.contextmanager
@@ -161,28 +168,34 @@ def opened(directory: Path, shards: int) -> Iterator[Store]:
     path = directory / MANIFEST
     _drop_torn_line(path)
     with path.open("ab") as manifest:
-        store = Store(directory, shards, np.zeros(shards, dtype=bool), {}, [], manifest)
-        damaged = set()
+        store = Store(directory, shards, np.zeros(shards, dtype=bool), {}, 0, manifest)
+        damaged, lines = set(), 0
         for done in _read(path, shards):
-            if store.parts.holds(done):
+            if done is None:
+                lines += 1
+            elif store.parts.holds(done):
                 store._count(done)
             else:
                 damaged.add(done.shard)
-        store.redone = sorted(shard for shard in damaged if not store.done[shard])
+        store.redone = lines + sum(not store.done[shard] for shard in damaged)
         yield store
 
 
-def _read(path: Path, shards: int) -> Iterator[Done]:
+def _read(path: Path, shards: int) -> Iterator[Done | None]:
+    """The lines of a manifest; None for one that is damaged, whose shard is done again."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                done = Done(**json.loads(line))
-            except (ValueError, TypeError) as error:
-                raise InputError(
-                    f"{path}, line {number} is damaged ({error}). Delete that line: its shard is then done again."
-                ) from error
-            if 0 <= done.shard < shards:
+        for line in file:
+            done = _done(line)
+            if done is None or 0 <= done.shard < shards:
                 yield done
+
+
+def _done(line: bytes) -> Done | None:
+    """A line of the manifest, if it is what was written."""
+    try:
+        return Done(**unsealed(json.loads(line)))
+    except (ValueError, TypeError):
+        return None
 
 
 def _drop_torn_line(path: Path) -> None:
@@ -291,7 +304,8 @@ def read_settings(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
+        return unsealed(found) if CHECK in found else found  # earlier versions wrote none
     except ValueError as error:
         raise InputError(f"{path} is damaged ({error}). Start over with --no-resume.") from error
 
@@ -305,7 +319,7 @@ def settled(out: Path, name: str) -> Any:
 
 def write_settings(path: Path, settings: dict[str, Any]) -> None:
     """Note what a run was asked for."""
-    atomic_text(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    atomic_text(path, json.dumps(sealed(settings), indent=2, ensure_ascii=False) + "\n")
 
 
 def discard(directory: Path) -> None:

@@ -5,7 +5,7 @@ What it finds lies in the work directory, in `input/`, which is there as a whole
     index       a `Shard` after another, as 64-bit numbers
     duplicates  lines of rows whose id was used before, and where
     copy        the content, if the input is packed, a pipe or standard input
-    about.json  what was cut, and how
+    about.json  what was cut, and how; and hashes of the others
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from infodis.inputs.parquet import Parquet
 from infodis.inputs.places import BUFFER, Place, find
 from infodis.inputs.rejected import Rejected
 from infodis.inputs.source import DUPLICATES, INDEX, Shard, Source
+from infodis.snapshot import Snapshot, sealed, state_of, unsealed
 
 DIRECTORY, COPY, ABOUT, SCRATCH = "input", "copy", "about.json", "scratch"
 
@@ -40,7 +41,7 @@ SHARD_BYTES = 2**23
 GZIP = b"\x1f\x8b"
 """How packed files begin."""
 
-FORM = 1
+FORM = 2
 """Of the files in the directory; another one is cut again."""
 
 
@@ -94,7 +95,7 @@ def cut(
             found = cutting.parquet(file) if place.kind == "parquet" else cutting.lines(file)
             if place.state() != about["state"]:
                 raise InputError(f"{place.name} was changed while it was read. Start when it is complete.")
-            (unfinished / ABOUT).write_text(json.dumps({**about, **found}))
+            (unfinished / ABOUT).write_text(json.dumps(sealed({**about, **found})))
     return _source(place, directory, {**about, **found})
 
 
@@ -114,21 +115,31 @@ def entries(input: str | Path, *, limit: int | None = None) -> Iterator[Entry]:
 def _known(place: Place, directory: Path, about: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier cut found, if it was of the same thing and is all there."""
     try:
-        known = json.loads((directory / ABOUT).read_text())
-        size = (directory / INDEX).stat().st_size
-        there = (directory / DUPLICATES).is_file() and (not place.copied or (directory / COPY).is_file())
-        whole = there and size == 8 * len(Shard._fields) * known["shards"]
+        known = unsealed(json.loads((directory / ABOUT).read_text()))
         same = all(known[key] == value for key, value in about.items())
-    except (OSError, ValueError, KeyError, TypeError):
+        whole = same and _read_state(place, directory) == known["read"] and _noted(directory).digest == known["noted"]
+    except (OSError, ValueError, KeyError):
         return None
-    return known if whole and same else None
+    return known if whole else None
+
+
+def _noted(directory: Path) -> Snapshot:
+    return Snapshot.of([directory / INDEX, directory / DUPLICATES])
+
+
+def _read_state(place: Place, directory: Path) -> list[int] | None:
+    """Of what rows are read from: the input, or its copy. As JSON gives it back."""
+    found = state_of(place.plain(directory / COPY))
+    return None if found is None else list(found)
 
 
 def _source(place: Place, directory: Path, known: dict[str, Any]) -> Source:
     names, columns = known["fields"], tuple(known["columns"])
-    layout = Parquet(names, columns) if place.kind == "parquet" else _layout(place.kind, names, columns)
-    path = place.plain(directory / COPY)
-    return Source(place.name, path, directory, layout, known["shards"], known["found"], known["digest"])
+    is_parquet = place.kind == "parquet"
+    layout = Parquet(names, columns, known["footer"]) if is_parquet else _layout(place.kind, names, columns)
+    path, (size, time) = place.plain(directory / COPY), known["read"]
+    counts = known["shards"], known["found"]
+    return Source(place.name, path, directory, layout, *counts, known["digest"], (size, time), _noted(directory))
 
 
 def _layout(kind: str, names: dict[str, str], columns: tuple[str, ...] = ()) -> Layout:
@@ -228,7 +239,7 @@ class _Cutting:
                     ids.add(id, record.line)
             shards.close()
             digest = tape.digest()
-        return self._found(shards, ids, digest, layout.header if isinstance(layout, Table) else ())
+        return self._found(shards, ids, digest, columns=layout.header if isinstance(layout, Table) else ())
 
     def parquet(self, file: io.BufferedReader) -> dict[str, Any]:
         """Cut a Parquet file, copied if it comes through a pipe."""
@@ -251,15 +262,25 @@ class _Cutting:
         for line, id in enumerate(itertools.islice(layout.ids(path, self.place.name), shards.rows), start=1):
             if isinstance(id, int | str) and not isinstance(id, bool):
                 ids.add(id, line)
-        return self._found(shards, ids, digest.hexdigest(), layout.columns)
+        return self._found(shards, ids, digest.hexdigest(), columns=layout.columns, footer=layout.footer)
 
     def _copy(self) -> contextlib.AbstractContextManager[BinaryIO | None]:
         if not self.place.copied:
             return contextlib.nullcontext()
         return (self.directory / COPY).open("wb", BUFFER)
 
-    def _found(self, shards: _Shards, ids: Ids, digest: str, columns: tuple[str, ...]) -> dict[str, Any]:
+    def _found(
+        self, shards: _Shards, ids: Ids, digest: str, *, columns: tuple[str, ...], footer: str | None = None
+    ) -> dict[str, Any]:
         if not shards.rows:
             raise Empty(f"{self.place.name} holds no rows.")
         ids.write(self.directory / DUPLICATES)
-        return {"shards": shards.shards, "found": shards.rows, "digest": digest, "columns": list(columns)}
+        return {
+            "shards": shards.shards,
+            "found": shards.rows,
+            "digest": digest,
+            "columns": list(columns),
+            "footer": footer,
+            "read": _read_state(self.place, self.directory),
+            "noted": _noted(self.directory).digest,
+        }

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,8 @@ class Parquet:
 
     names: dict[str, str]
     columns: tuple[str, ...]
+    footer: str
+    """A hash of what the file says about itself at its end."""
 
     @staticmethod
     def open(path: Path, names: dict[str, str], where: str) -> "Parquet":
@@ -32,7 +36,7 @@ class Parquet:
             columns = tuple(file.schema_arrow.names)
         check_columns(columns, names, where)
         used = {names.get(name, name) for name in FIELDS}
-        return Parquet(names, tuple(column for column in columns if column in used))
+        return Parquet(names, tuple(column for column in columns if column in used), _footer(path))
 
     def groups(self, path: Path, where: str) -> Iterator[tuple[int, int]]:
         """Rows of every row group, and their bytes."""
@@ -58,6 +62,8 @@ class Parquet:
             cursor: _Cursor | None = getattr(_here, "cursor", None)
             if cursor is None or cursor.key != key or start < cursor.begin:
                 _here.cursor = cursor = _Cursor(key, rows)
+                if _footer(path) != self.footer:
+                    raise InputError(f"{path} was changed after it was cut into shards: it says so at its end.")
             found = cursor.rows(start, rows)
         return [self._entry(row, line + number) for number, row in enumerate(found)]
 
@@ -94,6 +100,15 @@ class _Cursor:
 
 
 _here = threading.local()
+
+
+def _footer(path: Path) -> str:
+    """A hash of the end of a file: where its row groups are, and what is in them. Its size is before the last word."""
+    with path.open("rb") as file:
+        file.seek(-8, os.SEEK_END)
+        size = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - size, os.SEEK_END)
+        return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
 
 
 def _library() -> Any:

@@ -15,6 +15,7 @@ from infodis.inputs.entry import Entry
 from infodis.inputs.lines import KEPT, LONGEST, Layout, Record, Text
 from infodis.inputs.parquet import Parquet
 from infodis.inputs.rejected import Rejected
+from infodis.snapshot import Snapshot, State, state_of
 
 INDEX, DUPLICATES = "index", "duplicates"
 
@@ -48,6 +49,10 @@ class Source:
     rows: int
     digest: str
     """A hash of the kind of input and of its content, up to the last row that was wanted."""
+    state: State = dataclasses.field(compare=False)
+    """Of what is read: whoever reads a shard looks whether it is still the same."""
+    noted: Snapshot = dataclasses.field(compare=False)
+    """The index, and ids that are used twice."""
 
     @property
     def is_text(self) -> bool:
@@ -58,10 +63,22 @@ class Source:
         """The rows of a shard, good and bad, in the order of the file."""
         if not 0 <= shard < self.shards:
             raise IndexError(f"There are {self.shards} shards, {shard} is none of them.")
+        self.check_unchanged()
         index = np.memmap(self.directory / INDEX, dtype=np.int64, mode="r").reshape(-1, len(Shard._fields))
         found = self._rows(Shard(*index[shard].tolist()))
         again = repeated(self.directory / DUPLICATES, found[0].line, found[-1].line)
+        self.check_unchanged()  # it may have been replaced in between
         return [_refused(one, again) for one in found] if again else found
+
+    def check_unchanged(self) -> None:
+        """Raise if the input, or what was noted about it, is not what it was. (That it is gone, its reader tells.)"""
+        if state_of(self.path) not in (None, self.state):
+            raise InputError(f"{self.name} was changed after it was cut into shards. Leave it alone, and start over.")
+        if self.noted.changed:
+            raise InputError(
+                f"What was noted about {self.name} in {self.directory} was changed meanwhile. Run the same command "
+                "again: it is noted anew."
+            )
 
     def __iter__(self) -> Iterator[Entry | Rejected]:
         """All rows, one shard after another."""

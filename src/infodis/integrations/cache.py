@@ -2,7 +2,7 @@
 
 A cache is a directory with a file for every combination of model, estimator, seed and dtype. The first line of a file
 says which; every other line is an answer under the hash of what was asked. Lines are appended whole, by any number of
-processes.
+processes, each with a checksum: a damaged one is dropped, and asked again.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infodis.errors import InputError
+from infodis.snapshot import sealed, unsealed
 
 Answers = dict[str, dict[str, Any]]
 
@@ -48,7 +49,7 @@ class Cache:
         self._known |= answers
         if self._file is None or not answers:
             return
-        lines = b"".join(json.dumps({"key": key, **fields}).encode() + b"\n" for key, fields in answers.items())
+        lines = b"".join(json.dumps(sealed({"key": key, **fields})).encode() + b"\n" for key, fields in answers.items())
         with open(self._file, "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = _whole(file)
@@ -68,10 +69,10 @@ class Cache:
         found: Answers = {}
         for line in lines[1:]:
             try:
-                fields = json.loads(line)
+                fields = unsealed(json.loads(line))
                 found[fields.pop("key")] = fields
-            except (ValueError, KeyError, AttributeError, TypeError):
-                continue  # asked again
+            except (ValueError, KeyError):
+                continue  # damaged: asked again
         return found
 
 
