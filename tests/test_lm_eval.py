@@ -33,6 +33,7 @@ from infodis.model import Model
 from infodis.nets.network import Network
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
+from infodis.settings import UNCOMPARED
 
 ROOT = Path(__file__).parents[1]
 TASKS = ROOT / "tests" / "tasks"
@@ -274,6 +275,40 @@ def test_a_changed_digit_of_the_cache_is_noticed(tmp_path, monkeypatch):
     found, count = scored(tmp_path, monkeypatch)
     assert count == 1
     assert [value for value, _ in found] == pytest.approx([value for value, _ in first], abs=1e-4)
+
+
+OTHER = {
+    "evaluations": 20,
+    "standard_error": 0.5,
+    "design": "tiled",
+    "seed": 1,
+    "race": True,
+    "alpha": 0.1,
+    "max_length": 8,
+    "add_bos_token": True,
+    "stride": 3,
+    "sampler": "ancestral",
+    "steps": 2,
+    "max_gen_toks": 8,
+}
+"""Another value of every setting; `greedy` and `batch_size` change no likelihood."""
+
+
+def test_no_setting_is_forgotten():
+    """A new field of the settings fails here until it has another value above, or says why no answer depends on it."""
+    for field in dataclasses.fields(Settings):
+        if field.name in ("greedy", "batch_size"):
+            assert UNCOMPARED in field.metadata
+        else:
+            assert Settings(**{field.name: OTHER[field.name]}).about() != Settings().about(), field.name
+
+
+def test_a_model_that_is_handed_over_is_known_as_it_computes(tmp_path):
+    low = infodis.load("dna-tiny", dtype="bfloat16")
+    InfodisLM("dna-tiny", device="cpu", cache=str(tmp_path), evaluations=16).loglikelihood([ask("ACG", "GATTA")])
+    assert len(InfodisLM(low, cache=str(tmp_path), evaluations=16)._scorer.cache) == 0
+    again = InfodisLM(infodis.load("dna-tiny"), cache=str(tmp_path), evaluations=16)
+    assert len(again._scorer.cache) > 0
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"evaluations": 20}, {"design": "tiled"}, {"dtype": "bfloat16"}])

@@ -2,7 +2,10 @@
 
 import abc
 import dataclasses
+import importlib.metadata
 from typing import Any
+
+from infodis import __version__
 
 UNCOMPARED = "uncompared"
 
@@ -52,3 +55,16 @@ def _told(name: str, part: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A setting as JSON gives it back."""
     return value if value is None or isinstance(value, bool | int | float | str | dict) else str(value)
+
+
+def versions() -> dict[str, str | None]:
+    """Of what numbers come from."""
+    import torch
+
+    found: dict[str, str | None] = {"infodis": __version__, "torch": torch.__version__}
+    for name in ("transformers", "tokenizers"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,7 +1,6 @@
 """What commands that score files have in common: progress on standard error, a summary, an exit code."""
 
 import contextlib
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -17,12 +16,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
-from infodis import __version__
 from infodis.cli.options import RunOptions
 from infodis.cli.progress import Watching
 from infodis.cli.screen import console, input_path, progress_console
 from infodis.errors import InputError
 from infodis.files import check_apart
+from infodis.settings import versions
 
 if TYPE_CHECKING:
     from infodis.engine.run import Finished, State
@@ -120,7 +119,7 @@ def _run(job: "Job", cut: "Cut", options: RunOptions, out: Path) -> "Finished":
         out=out,
         job=job,
         cut=cut,
-        settings={"threads": threads, **_versions()},
+        settings={"threads": threads, **versions()},
         about={"command_line": sys.argv[1:], "python": sys.version.split()[0]},
         executor=_executor(options),
         threads=threads,
@@ -135,19 +134,6 @@ def _run(job: "Job", cut: "Cut", options: RunOptions, out: Path) -> "Finished":
         kept = "" if options.out is None else f" What was finished is kept: the {again} goes on from there."
         progress_console.print(f"Stopped.{kept}", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _versions() -> dict[str, str | None]:
-    """Of what numbers come from."""
-    import torch
-
-    found: dict[str, str | None] = {"infodis": __version__, "torch": torch.__version__}
-    for name in ("transformers", "tokenizers"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def _threads(options: RunOptions) -> int:

@@ -78,7 +78,7 @@ class InfodisLM(LM):
                 batch_tokens=batch_tokens,
             )
         self._device = self.model.device
-        self._about = self.settings.about() | {"dtype": dtype, "autocast": autocast, "device": self._device.type}
+        self._about = self.settings.about() | _computed_in(self.model) | {"trust_remote_code": trust_remote_code}
         if cache is not None or out is not None:
             self._about |= _identity(self.model)
         if cache is not None and not self._about["model"]:
@@ -241,6 +241,13 @@ class _Bar:
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
+
+
+def _computed_in(model: Model) -> dict[str, Any]:
+    """How a model computes, however it was loaded."""
+    weights = next(model.network.parameters(), None)
+    dtype = None if weights is None else str(weights.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "autocast": model.autocast, "device": model.device.type}
 
 
 def _identity(model: Model) -> dict[str, str]:

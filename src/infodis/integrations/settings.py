@@ -4,12 +4,12 @@ import dataclasses
 import difflib
 from typing import Any
 
-from infodis import __version__
 from infodis.design import design_named
 from infodis.errors import InputError
 from infodis.estimate import DEFAULT_EVALUATIONS, Request, check_seed
 from infodis.race import Race
 from infodis.sampling import Sampler, by_name
+from infodis.settings import settings_of, uncompared, versions
 
 METRICS = ("acc", "acc_norm", "acc_bytes")
 """What a race can be about: the likeliest continuation; per character; per byte."""
@@ -31,7 +31,7 @@ class Settings:
     """Multiple choice as a race: True for `acc`, or the metric that it decides."""
     alpha: float = 0.01
     """How often a race may decide on a wrong choice."""
-    greedy: str = "auto"
+    greedy: str = dataclasses.field(default="auto", metadata=uncompared("a flag is asked for under a name of its own"))
     """When to find out whether a continuation is what greedy decoding gives. `auto`: where a document has only one."""
     max_length: int | None = None
     """Tokens of the longest row. Unless given: what the model takes, or else what it was trained with."""
@@ -44,7 +44,7 @@ class Settings:
     """Forward passes for an answer. Unless given, one for every token."""
     max_gen_toks: int = 256
     """Tokens of an answer, where the task does not say."""
-    batch_size: int | None = None
+    batch_size: int | None = dataclasses.field(default=None, metadata=uncompared("it changes only rounding"))
     """At most so many rows per forward pass."""
 
     def __post_init__(self) -> None:
@@ -104,10 +104,8 @@ class Settings:
         return by_name(self.sampler, greedy=not draw, **words)
 
     def about(self) -> dict[str, Any]:
-        """Everything here that an answer depends on. Batches change nothing."""
-        mine = dataclasses.asdict(self)
-        del mine["batch_size"], mine["greedy"]
-        return {"infodis": __version__, **mine}
+        """Everything here that an answer depends on."""
+        return {**versions(), **settings_of(self)}
 
 
 def _batch_size(given: Any) -> int | None:
