@@ -157,9 +157,13 @@ def _single_rows(length: int, rows: int, design: str) -> Layout:
 
 
 def _few_replicates(length: int, rows: int, design: str) -> Layout:
-    """Four replicates, more for large budgets: for designs whose rows help each other within a replicate."""
+    """Four replicates, more for large budgets: for designs whose rows help each other within a replicate.
+
+    Replicates are all alike. Where four would leave rows of the budget over, a few more that leave fewer are taken.
+    """
     _check(length, rows, smallest=2, design=design)
-    replicates = min(rows, 4 if rows < 256 else 8 if rows < 1024 else 16)
+    fewest = min(rows, 4 if rows < 256 else 8 if rows < 1024 else 16)
+    replicates = min(range(fewest, 2 * fewest), key=lambda count: rows % count)
     return Layout(replicates, rows // replicates)
 
 

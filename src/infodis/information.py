@@ -316,7 +316,8 @@ class _Plan:
                 f"A profile of {length} target tokens takes at least {SMALLEST} forward rows, got evaluations={rows}."
             )
         share = rows // 4
-        layout = Tiled().layout(length, rows - 1 - min(length, share))
+        left = rows - 1 - min(length, share)
+        layout = Tiled().layout(length, left - left % 4)  # four replicates: each wants some of the single masks
         return _Plan(length, Tiled(), layout, length if length <= share else share // layout.replicates)
 
     @functools.cached_property
