@@ -38,6 +38,32 @@ SETS = {
 }
 
 
+def test_a_budget_is_spent_or_nearly():
+    """Budgets up to 8 in full; of others at most a ninth is left, and three rows up to 255: no replicate more."""
+    for design in (Tiled(), StratifiedCount()):
+        for rows in range(2, 1100):
+            layout = design.layout(50, rows)
+            left = rows - layout.replicates * layout.rows
+            assert 0 <= left <= (0 if rows <= 8 else min(3, rows / 9) if rows < 256 else rows / 50)
+            assert layout.replicates >= min(4, rows)
+        found = infodis.nll(CHAIN, X[0], design=design, evaluations=7)
+        assert (found.evaluations, found.replicates.numel()) == (7, 7)
+
+
+def test_enumerate_takes_what_it_needs():
+    x = X[0][:10]
+    for how in ({}, {"standard_error": 0.1}, {"standard_error": 0.1, "evaluations": 2000}):
+        found = infodis.nll(CHAIN, [x, x[:3]], design=Enumerate(), **how)
+        assert [one.evaluations for one in found] == [2**10 - 1, 2**3 - 1]
+        assert found[0].value == pytest.approx(-CHAIN.log_prob(x), rel=1e-8)
+    ratio = infodis.log_ratio(CHAIN, x[:3], x, design=Enumerate())
+    assert ratio.value == pytest.approx(CHAIN.log_prob(x[:3]) - CHAIN.log_prob(x), rel=1e-8)
+    with pytest.raises(InputError, match="takes 1023 forward rows, the budget is 128"):
+        infodis.nll(CHAIN, x, design=Enumerate(), evaluations=128)
+    with pytest.raises(InputError, match="past 20"):
+        infodis.nll(CHAIN, X[0], design=Enumerate())
+
+
 @pytest.mark.parametrize(("sets", "window"), SETS.values(), ids=SETS.keys())
 @pytest.mark.parametrize("design", [Orders(), Orders(antithetic=True)], ids=repr)
 def test_orders_on_a_chain_against_exact(design, sets, window):

@@ -147,6 +147,13 @@ def test_another_tokenizer_on_resume_is_named(rows, tmp_path):
         (["score", "ROWS", "--standard-error", "-1"], "must be positive"),
         (["choose", "ROWS", "--normalise", "words"], "none, token or byte"),
         (["choose", "ROWS", "--alpha", "2"], "alpha"),
+        (["score", "ROWS", "--evaluations", "1"], "Ask for evaluations=2 or more"),
+        (["score", "ROWS", "--evaluations", "1", "--standard-error", "1"], "Ask for evaluations=2 or more"),
+        (["score", "ROWS", "--evaluations", "3", "--design", "pairs"], "Ask for evaluations=4 or more"),
+        (["ratio", "ROWS", "--evaluations", "1"], "Ask for evaluations=2 or more"),
+        (["choose", "ROWS", "--evaluations", "1"], "Ask for evaluations=2 or more"),
+        (["perplexity", "ROWS", "--evaluations", "1"], "Ask for evaluations=2 or more"),
+        (["attribute", "ROWS", "--evaluations", "7"], "evaluations must be at least 8, got 7"),
     ],
 )
 def test_mistakes_are_told_in_a_line(rows, tmp_path, arguments, message, monkeypatch):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from infodis.batching import Batching, converse, run
 from infodis.control import Control, Neighbours, fold_bounds, neighbour_maps, predict
-from infodis.design import Auto, Layout, MaskDesign, numbers_of
+from infodis.design import LONGEST_ENUMERATION, Auto, Enumerate, Layout, MaskDesign, numbers_of
 from infodis.errors import InputError
 from infodis.item import Item, Positions, all_known, as_sequence
 from infodis.observe import Asker, Conversation, Observations
@@ -196,6 +196,8 @@ class Request:
     def rows(self) -> int:
         """The budget of a fixed-size run, or the cap of a run towards a standard error."""
         default = DEFAULT_CAP if self.open_ended else DEFAULT_EVALUATIONS
+        if isinstance(self.design, Enumerate):  # which knows what it takes
+            default = 2**LONGEST_ENUMERATION - 1
         return default if self.evaluations is None else self.evaluations
 
     def glances(self, length: int) -> list[int]:
@@ -211,15 +213,20 @@ class Request:
 
     def entries(self, length: int) -> int:
         """Mask entries of what most items of that length begin with."""
-        return length * (self.glances(length) or [self.first_rows(length)])[0]
+        rows = (self.glances(length) or [self.first_rows(length)])[0]
+        return length * (min(rows, 2 ** min(length, 63)) if isinstance(self.design, Enumerate) else rows)
 
     def first_rows(self, length: int) -> int:
         """What to spend before looking at the standard error for the first time."""
-        if self.open_ended:
+        if self.open_ended and not isinstance(self.design, Enumerate):
             two_orders = min(2 * length + 8, 256)  # so that Auto may take Orders where two of them are not too dear
             everything = 2**length - 1 if length <= 8 else 0
             return min(self.rows, max(64, two_orders, everything))
         return self.rows
+
+    def check_budget(self) -> None:
+        """Refuse a budget that pays for no target of more than one token, before any is looked at."""
+        self.design.layout(2, self.rows)
 
     def fixed(self, rows: int) -> "Request":
         """The same with so many rows, whatever the error."""
@@ -263,7 +270,8 @@ def nll(
         target: positions to score; by default all that are not context.
         context: positions to condition on; by default none. Positions in neither set are summed out.
             For many sequences give one set for all or a list of sets.
-        evaluations: forward rows to spend on each sequence, 128 by default.
+        evaluations: forward rows to spend on each sequence, at most: 128 by default, all masks with `Enumerate`. What
+            does not make up another replicate is left over; `Estimate.evaluations` says what was spent.
         standard_error: instead, add replicates until the standard error is at most this, or `evaluations` (4096 by
             default) are spent; `Estimate.stopped` says which.
         relative: the same with a standard error that is this share of the value; the stricter holds if both are given.

@@ -27,6 +27,9 @@ from infodis.rng import stream, uniforms
 
 DEFAULT_EVALUATIONS = 1024
 
+PARTS = 4
+"""Forward rows for a mask: with all of the context, with nothing, with a random part and with its complement."""
+
 Visible = Bool[Tensor, "replicates rows parts context"]
 Shares = Float64[Tensor, "replicates rows parts context"]
 
@@ -245,12 +248,8 @@ def _enumerated(item: Item, rows: int) -> _Looks | None:
 def _drawn(item: Item, rows: int, seed: int) -> _Looks:
     """`Tiled` masks, each with all of the context, with nothing, with a random part and with its complement."""
     count = item.context.numel()
-    parts = 4 if count > 1 else 2  # a single token has no other part than all and nothing
-    if rows < 2 * parts:
-        raise InputError(
-            f"Influence takes {parts} forward rows for a mask, and two masks for a standard error: evaluations must be "
-            f"at least {2 * parts}, got {rows}."
-        )
+    parts = PARTS if count > 1 else 2  # a single token has no other part than all and nothing
+    check_influence_budget(rows, parts)
     masked, weight = _masks(Tiled(), item, rows // parts, seed=seed)
     everything = torch.ones(*masked.shape[:2], 1, count, dtype=torch.bool)
     ends = torch.cat([everything, ~everything], dim=2)
@@ -262,6 +261,15 @@ def _drawn(item: Item, rows: int, seed: int) -> _Looks:
     pair = torch.cat([some, ~some], dim=2)
     shares = torch.cat([_shapley(ends), _shapley(pair) * (count - 1) / 2], dim=2)
     return _Looks(masked, weight, torch.cat([ends, pair], dim=2), shares)
+
+
+def check_influence_budget(rows: int, parts: int = PARTS) -> None:
+    """Refuse a budget that is too small for any context of several tokens, or of one."""
+    if rows < 2 * parts:
+        raise InputError(
+            f"Influence takes {parts} forward rows for a mask, and two masks for a standard error: evaluations must be "
+            f"at least {2 * parts}, got {rows}."
+        )
 
 
 def _masks(design: MaskDesign, item: Item, rows: int, *, seed: int) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,10 @@ class PowerCount(MaskDesign):
 
     def layout(self, length: int, rows: int) -> Layout:
         if length < 1 or rows < 2:
-            raise InputError(f"A standard error needs a target and two rows, got {length} positions and {rows} rows.")
+            raise InputError(
+                f"A standard error needs a target of at least one position and two rows; got {length} and a budget of "
+                f"{rows}. Ask for evaluations=2 or more."
+            )
         return Layout(replicates=rows, rows=1)
 
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:

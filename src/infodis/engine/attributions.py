@@ -11,7 +11,7 @@ from infodis.engine.jobs import TOKEN_COLUMNS, RowJob, RowScorer, numbers, round
 from infodis.engine.outputs import Columns
 from infodis.engine.summary import ScoreSummary
 from infodis.estimate import estimate_items
-from infodis.influence import influence
+from infodis.influence import check_influence_budget, influence
 from infodis.inputs import Entry, Refused, Scored
 from infodis.model import Model
 
@@ -19,6 +19,10 @@ from infodis.model import Model
 @dataclasses.dataclass(frozen=True)
 class Attribute(RowJob):
     """Credits of the tokens of every row and, after a prompt, the influence of its tokens on each of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_influence_budget(self.request.rows)
 
     @property
     def columns(self) -> Columns:

@@ -31,6 +31,7 @@ class Choose:
     def __post_init__(self) -> None:
         if self.normalise not in NORMALISATIONS:
             raise InputError(f"normalise is none, token or byte, got {self.normalise!r}.")
+        self.race.each(2)  # a budget that pays for no choice of more than one token is refused before the work
 
     @property
     def columns(self) -> Columns:

@@ -98,6 +98,9 @@ class RowJob(abc.ABC):
     reading: Reading = Reading()
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        self.request.check_budget()
+
     def settings(self) -> dict[str, Any]:
         return settings_of(self)
 

@@ -22,6 +22,9 @@ class Rolling:
     request: Request
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        self.request.check_budget()
+
     @property
     def columns(self) -> Columns:
         return {"id": "text", "window": "whole", **ESTIMATE_COLUMNS, "bytes": "number"}
