@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "infodis"
 
 LAYERS = [
-    {"errors", "rng"},
+    {"errors", "rng", "terminal"},
     {"files", "plotting", "quadrature", "device", "settings", "snapshot"},
     {"item", "predictor", "schedule", "process"},
     {"design", "control"},

@@ -2,14 +2,18 @@
 
 import os
 import sys
+from typing import Any
 
 import typer
-from rich.markup import escape
 
 from infodis import __version__
 from infodis.cli import attribute, audit, bench, bounds, curve, doctor, lm_eval, models, report, reproduce, score
-from infodis.cli.screen import console, progress_console
+from infodis.cli.running import INTERRUPTED
+from infodis.cli.screen import check_streams, console, progress_console, tame_libraries
 from infodis.errors import InfodisError
+
+USAGE: Any = typer.BadParameter.__base__
+"""Whatever typer raises when a command line is wrong."""
 
 app = typer.Typer(
     help="How likely does a discrete diffusion model find a piece of data, and how sure is that number?",
@@ -49,10 +53,16 @@ def version() -> None:
 def main() -> None:
     """Entry point: mistakes and full disks become one line on standard error and exit code 1, not a traceback."""
     try:
-        app()
+        check_streams()
+        tame_libraries()
+        sys.exit(app(standalone_mode=False))
+    except USAGE as error:
+        if type(error).__name__ != "NoArgsIsHelpError":  # help was printed in its stead
+            progress_console.error(error.format_message())
+        sys.exit(error.exit_code)
+    except typer.Abort:
+        sys.exit(INTERRUPTED)
     except (InfodisError, OSError) as error:
-        who = f" (process {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else ""
-        progress_console.print(
-            f"[bold red]Error{who}:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        who = f"Error (process {rank})" if (rank := os.environ.get("RANK", "0")) != "0" else "Error"
+        progress_console.error(str(error), label=who)
         sys.exit(1)

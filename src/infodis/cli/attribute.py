@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -74,7 +73,7 @@ def attribute(
 
 
 def _table(found: dict[str, Any], input: str) -> Table:
-    table = Table("quantity", "value", title=escape(f"credits of {input}"), show_header=False)
+    table = Table("quantity", "value", title=f"credits of {input}", show_header=False)
     table.add_row("rows", f"{found['rows']:,.0f}")
     table.add_row("forward rows", f"{found['evaluations']:,.0f}")
     if found.get("rejected"):
@@ -90,14 +89,14 @@ def _show(record: dict[str, Any]) -> None:
         shade = SHADES[min(len(SHADES) - 1, max(0, int(nats / SHADE_NATS)))]
         shaded.append(piece, style=f"black {shade}" if shade else "")
     console.print(shaded)
-    console.print(f"nll {record['value']:.3f} ± {record['standard_error']:.3f} nats", highlight=False)
+    console.print(f"nll {record['value']:.3f} ± {record['standard_error']:.3f} nats")
     tokens = Table("token", "nats", "±", title="What every token costs")
     for piece, nats, error in zip(pieces, record["per_token"], record["per_token_error"], strict=True):
         tokens.add_row(_visible(piece), f"{nats:.3f}", f"{error:.3f}")
     console.print(tokens)
     if "influence" in record:
         told = f"{record['explained']:.3f} ± {record['explained_error']:.3f}"
-        console.print(f"The prompt explains {told} nats of what the text would cost without it.", highlight=False)
+        console.print(f"The prompt explains {told} nats of what the text would cost without it.")
         console.print(_strongest(record, pieces))
 
 
@@ -119,4 +118,4 @@ def _strongest(record: dict[str, Any], pieces: list[str]) -> Table:
 
 
 def _visible(piece: str) -> str:
-    return escape(piece if piece.strip() else piece.replace(" ", "␣"))
+    return piece if piece.strip() else piece.replace(" ", "␣")

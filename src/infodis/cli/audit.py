@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, with_options
 from infodis.cli.running import REJECTED, dry_run, finish, shard_rows
@@ -176,14 +176,12 @@ def _examined(
     from infodis.audit.groups import Group
 
     out = directory / f"{side.label}.jsonl"
-    progress_console.print(f"{side.name}: {side.input}", markup=False, highlight=False, soft_wrap=True)
+    progress_console.print(f"{side.name}: {side.input}", soft_wrap=True)
     options = dataclasses.replace(running, out=out)
     finished = finish(job, _cut(side, job, reading, running), options, reads=reads)
     if finished.rejected is not None:
         count = int(finished.totals["rejected"])
-        progress_console.print(
-            f"{count:,} rows were rejected: {finished.rejected}", markup=False, highlight=False, soft_wrap=True
-        )
+        progress_console.print(f"{count:,} rows were rejected: {finished.rejected}", soft_wrap=True)
     return Group.read(side.name, out, rejected=int(finished.totals.get("rejected", 0)))
 
 
@@ -207,10 +205,10 @@ def _tell(found: "Audit", directory: Path) -> None:
     from infodis.audit.wording import findings, interval_text, p_text, percent
 
     for sentence, warning in findings(found):
-        mark = "[bold yellow]![/bold yellow]" if warning else "[bold green]·[/bold green]"
-        console.print(f"{mark} {escape(sentence)}", highlight=False)
+        mark = ("!", "bold yellow") if warning else ("·", "bold green")
+        console.print(Text.assemble(mark, " ", sentence))
     rates = [f"TPR at {percent(rate)} FPR" for rate in found.main.tpr]
-    title = escape(f"{found.positive.name} against {found.negative.name}")
+    title = f"{found.positive.name} against {found.negative.name}"
     table = Table("score", "AUROC", *rates, "effect size", "p", "adjusted p", title=title)
     for one, adjusted in zip(found.separations, found.adjusted, strict=True):
         caught = [interval_text(rate) for rate in one.tpr.values()]
@@ -220,4 +218,4 @@ def _tell(found: "Audit", directory: Path) -> None:
         table.add_section()
         table.add_row("characters counted, no model", interval_text(found.confounds.ngrams.auroc))
     console.print(table)
-    console.print(f"Report: {directory / PAGE}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Report: {directory / PAGE}", soft_wrap=True)

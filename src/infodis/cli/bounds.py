@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -82,14 +81,14 @@ def bounds(
         if plot is not None:
             with result_file(plot) as unfinished:
                 draw_heat_map(checked, unfinished)
-            console.print(f"Picture: {plot}", markup=False)
+            console.print(f"Picture: {plot}")
 
 
 def _table(averages: "Sequence[Average]", found: "Sequence[Bounds]", *, title: str) -> Table:
     """Means per row and per token. Errors: of these rows, from the orders drawn; and of rows like these."""
     rows, tokens = averages[0].rows, averages[0].tokens
     per_row, per_token = 1 / rows, 1 / tokens / math.log(2)
-    table = Table(title=escape(title))
+    table = Table(title=title)
     for name in ("quantity", "nats per row", "bits per token"):
         table.add_column(name, justify="left" if name == "quantity" else "right", no_wrap=True)
         if name != "quantity":
@@ -119,7 +118,7 @@ def _write(path: Path, given: "Sequence[Entry]", found: "Sequence[Bounds]", plan
 
     lines = (json.dumps(_record(entry, one, plan, model)) for entry, one in zip(given, found, strict=True))
     result_text(path, "".join(f"{line}\n" for line in lines))
-    console.print(f"Records: {path}", markup=False)
+    console.print(f"Records: {path}")
 
 
 def _record(entry: "Entry", found: "Bounds", plan: "Plan", model: "Model") -> dict[str, Any]:

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from infodis.cli.models import BatchSize, ChatTemplate, Device, Dtype, ModelName, Seed, TokenizerName, TrustRemoteCode
-from infodis.cli.screen import check_places, console, progress_console
+from infodis.cli.screen import check_places, console, progress_console, write_line
 from infodis.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def curve(
     if steps is not None:
         counts = profile.schedule(steps)
         cost = information.unmasking_cost(profile.surprisals(), counts) / math.log(2)
-        typer.echo(f"Reveal {', '.join(map(str, counts))} tokens: {cost:.1f} bits a text more than one by one.")
+        write_line(f"Reveal {', '.join(map(str, counts))} tokens: {cost:.1f} bits a text more than one by one.")
     if out is not None:
         _write(out, [_record(entry.id, text, loaded) for entry, text in zip(found, profile.texts, strict=True)])
     if plot is not None:
@@ -100,7 +99,7 @@ def _check_steps(steps: int, lengths: set[int]) -> None:
 
 
 def _table(profile: "Profile", model: "Model", *, title: str) -> Table:
-    table = Table("bits per token", "value", "error, masks", "error, texts and masks", title=escape(title))
+    table = Table("bits per token", "value", "error, masks", "error, texts and masks", title=title)
     for name, band in (
         ("nll", profile.nll),
         ("total correlation", profile.total_correlation),
@@ -111,7 +110,7 @@ def _table(profile: "Profile", model: "Model", *, title: str) -> Table:
     for place, level in enumerate(LEVELS):
         table.add_row(f"information left at level {level:g}", *_numbers(left, (place,)))
     counts = f"{len(profile.texts):,} texts, {profile.tokens:,} tokens, {profile.evaluations:,} forward rows"
-    table.caption = escape(f"{counts}\nmodel {model.fingerprint}")
+    table.caption = f"{counts}\nmodel {model.fingerprint}"
     return table
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from infodis.cli.models import Device, Dtype, TokenizerName, TrustRemoteCode
 from infodis.cli.screen import console
@@ -36,16 +36,16 @@ def doctor(
     words = None if tokenizer is None else tokenizer_named(tokenizer)
     loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
     given = [] if text is None else _first_lines(text, 32)
-    table = Table("check", "verdict", "what was found", title=escape(f"{model}, a {loaded.opened.family} model"))
+    table = Table("check", "verdict", "what was found", title=f"{model}, a {loaded.opened.family} model")
     wrong = False
     for finding in examine(patient_of(loaded, given)):
-        style = STYLES[finding.verdict]
-        hint = f"\n[dim]{escape(finding.hint)}[/dim]" if finding.verdict != "ok" and finding.hint else ""
-        table.add_row(finding.check, f"[{style}]{finding.verdict}[/{style}]", escape(finding.detail) + hint)
+        hint = f"\n{finding.hint}" if finding.verdict != "ok" and finding.hint else ""
+        detail = Text.assemble(finding.detail, (hint, "dim"))
+        table.add_row(finding.check, Text(finding.verdict, STYLES[finding.verdict]), detail)
         wrong = wrong or finding.verdict == "wrong"
     console.print(table)
     for note in loaded.opened.notes:
-        console.print(f"Note: {note}.", markup=False, highlight=False)
+        console.print(f"Note: {note}.")
     if wrong:
         raise typer.Exit(1)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from infodis.cli.screen import write_line
 from infodis.errors import InputError
 
 PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -55,4 +56,4 @@ def _tell(found: list[dict[str, Any]]) -> None:
 
     for results in found:
         for line in summary(results):
-            typer.echo(line)
+            write_line(line)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infodis.cli.screen import progress_console
+from infodis.cli.screen import progress_console, write_line
 from infodis.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def train(
     with watching(progress_console) as watcher:
         best = training.train(settings, out, base=config.parent, resume=resume, watcher=watcher)
     if os.environ.get("RANK", "0") == "0":
-        typer.echo(f"Best checkpoint: {best}")
+        write_line(f"Best checkpoint: {best}")
 
 
 def export(
@@ -74,7 +74,7 @@ def export(
     with atomic_directory(out) as directory:
         checkpoint.save(directory, spec, weights)
     size = sum(file.stat().st_size for file in out.iterdir())
-    typer.echo(f"{out}: {sum(t.numel() for t in weights.values()):,} parameters, {size / 1e6:.2f} MB")
+    write_line(f"{out}: {sum(t.numel() for t in weights.values()):,} parameters, {size / 1e6:.2f} MB")
 
 
 def sample(
@@ -151,7 +151,7 @@ def sample(
         rows = sampling.sample(predictor, start, sampler=chosen, seed=seed, batch_size=batch_size or 64)
     assert words is not None  # or there would be no rows
     for row in rows:
-        typer.echo(words.decode(row.tolist()))
+        write_line(words.decode(row.tolist()))
 
 
 GAP = -1

@@ -30,4 +30,4 @@ class Watching:
         """Print a line, unless one was printed a moment ago."""
         if time.monotonic() - self._told >= self._every:
             self._told = time.monotonic()
-            progress_console.print(line, markup=False, highlight=False, soft_wrap=True)
+            progress_console.print(line, soft_wrap=True)

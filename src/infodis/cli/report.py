@@ -34,7 +34,7 @@ def report(
     [bold]infodis report scores.jsonl --out scores.html --figures figures[/bold]
     """
     write_report(results, out, title=title, limit=limit, figures=figures)
-    console.print(f"Report: {out}", markup=False, highlight=False)
+    console.print(f"Report: {out}")
 
 
 def write_report(

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from infodis.cli.models import Device
 from infodis.cli.progress import Watching
@@ -102,7 +102,7 @@ def reproduce(
             if len(chosen) == 1:
                 raise
             failed.append(experiment.name)
-            progress_console.print(f"[bold red]{experiment.name}:[/bold red] {escape(str(problem))}", soft_wrap=True)
+            progress_console.error(str(problem), label=experiment.name)
     _write_together(done, page if name == ALL else None, document)
     if failed:
         raise InputError(f"Not run: {', '.join(failed)}, see above. The others are in {out / size}.")
@@ -122,14 +122,14 @@ def _check_document(document: Path, *, smoke: bool) -> None:
 def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome, Bench]":
     from infodis.reproduce.writing import write_outcome
 
-    progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})", markup=False, highlight=False)
+    progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})")
     bench.directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with _Watching() as watching, locked(bench.directory):
         outcome = experiment.run(dataclasses.replace(bench, tell=watching))
         write_outcome(experiment, outcome, bench)
     _show(experiment, outcome, bench)
-    progress_console.print(f"This run took {(time.monotonic() - start) / 60:.1f} minutes.", highlight=False)
+    progress_console.print(f"This run took {(time.monotonic() - start) / 60:.1f} minutes.")
     return experiment, outcome, bench
 
 
@@ -139,11 +139,11 @@ def _show(experiment: "Experiment", outcome: "Outcome", bench: "Bench") -> None:
     table = Table("the paper", "here", "verdict", title=experiment.title, show_lines=True)
     for claim in outcome.claims:
         style = STYLES[claim.verdict]
-        table.add_row(escape(claim.paper), escape(claim.found), f"[{style}]{claim.verdict}[/{style}]")
+        table.add_row(claim.paper, claim.found, Text(claim.verdict, style))
     console.print(table)
     if bench.size == "smoke":
-        console.print("A smoke run shows that it runs; its verdicts mean nothing.", highlight=False)
-    console.print(f"Page: {bench.directory / PAGE}", markup=False, highlight=False, soft_wrap=True)
+        console.print("A smoke run shows that it runs; its verdicts mean nothing.")
+    console.print(f"Page: {bench.directory / PAGE}", soft_wrap=True)
 
 
 def _write_together(done: "list[tuple[Experiment, Outcome, Bench]]", page: Path | None, document: Path | None) -> None:
@@ -152,17 +152,18 @@ def _write_together(done: "list[tuple[Experiment, Outcome, Bench]]", page: Path 
 
     if page is not None and done:
         write_all(done, page)
-        console.print(f"Everything: {page}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Everything: {page}", soft_wrap=True)
     if document is not None and done:
         write_document(done, document, order=[one.name for one in EXPERIMENTS])
-        console.print(f"Document: {document}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Document: {document}", soft_wrap=True)
 
 
 class _Watching(Watching):
     """What is being done, and how much of it."""
 
     def __init__(self) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        text = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(), MofNCompleteColumn(), text, TimeRemainingColumn())
         super().__init__(*columns, every=LOG_SECONDS)
         self._task = self.bar.add_task("", total=None)
 
@@ -172,4 +173,4 @@ class _Watching(Watching):
             return
         if self.bar.tasks[0].description.split(":")[0] != what.split(":")[0]:
             self.bar.reset(self._task)
-        self.bar.update(self._task, completed=done, total=total, description=escape(what))
+        self.bar.update(self._task, completed=done, total=total, description=what)

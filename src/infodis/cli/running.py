@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from infodis.cli.options import RunOptions
 from infodis.cli.progress import Watching
-from infodis.cli.screen import console, input_path, progress_console
+from infodis.cli.screen import console, input_path, progress_console, write_records
 from infodis.errors import InputError
 from infodis.files import check_apart
 from infodis.settings import versions
@@ -82,8 +80,7 @@ def _execute(
         finished = _run(job, cut, options, out)
         if pipe:
             with out.open("rb") as file:
-                shutil.copyfileobj(file, sys.stdout.buffer)
-                sys.stdout.buffer.flush()
+                write_records(file)
         _report(finished, options, tell, progress_console if pipe else console)
         then(out)
     if finished.totals.get("rejected"):
@@ -132,7 +129,7 @@ def _run(job: "Job", cut: "Cut", options: RunOptions, out: Path) -> "Finished":
     except KeyboardInterrupt:
         again = "same command" if options.resume else "same command without --no-resume"
         kept = "" if options.out is None else f" What was finished is kept: the {again} goes on from there."
-        progress_console.print(f"Stopped.{kept}", highlight=False)
+        progress_console.print(f"Stopped.{kept}")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -183,18 +180,18 @@ def _threads_kept() -> Iterator[None]:
 def _report(finished: "Finished", options: RunOptions, tell: Tell, screen: Console) -> None:
     screen.print(tell({**finished.summary, **finished.totals}))
     if not finished.fresh:
-        screen.print("Nothing was left to do: an earlier run had finished.", highlight=False)
+        screen.print("Nothing was left to do: an earlier run had finished.")
     if finished.redone:
-        screen.print(f"{finished.redone} damaged parts (or lines about them) were done again.", highlight=False)
+        screen.print(f"{finished.redone} damaged parts (or lines about them) were done again.")
     if options.out is not None:
-        screen.print(f"Records: {finished.out}", markup=False, highlight=False)
+        screen.print(f"Records: {finished.out}")
     if finished.rejected is not None:
         count = int(finished.totals["rejected"])
         if options.out is None:
-            screen.print(escape(finished.rejected.read_text(encoding="utf-8").rstrip()), highlight=False)
-            screen.print(f"{count:,} rows were rejected, see above.", highlight=False)
+            screen.print(finished.rejected.read_text(encoding="utf-8").rstrip())
+            screen.print(f"{count:,} rows were rejected, see above.")
         else:
-            screen.print(f"{count:,} rows were rejected: {finished.rejected}", markup=False, highlight=False)
+            screen.print(f"{count:,} rows were rejected: {finished.rejected}")
 
 
 def dry_run(job: "Job", cut: "Cut", options: RunOptions) -> Table:
@@ -233,7 +230,7 @@ class RowsWatching(Watching):
     """Rows that are done, and how fast."""
 
     def __init__(self) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows, {task.fields[rates]}"))
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows, {task.fields[rates]}", markup=False))
         super().__init__(*columns, every=LOG_SECONDS)
         self._task: Any = None
         self._begin = time.monotonic()

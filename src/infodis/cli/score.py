@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from infodis.cli.options import ModelOptions, PrecisionOptions, ReadingOptions, RunOptions, with_options
@@ -67,7 +66,7 @@ def score(
     def then(records: Path) -> None:
         if report is not None:
             write_report(records, report, title=f"{input} under {models.model}")
-            progress_console.print(f"Report: {report}", markup=False, highlight=False)
+            progress_console.print(f"Report: {report}")
 
     pages = () if report is None else (report,)
     execute(job, cut, running, reads=[input], tell=tell, then=then, pages=pages)
@@ -79,7 +78,7 @@ def _rows(input: str, evaluations: int | None, reading: ReadingOptions, running:
 
 
 def _score_table(found: dict[str, Any], input: str, model: str) -> Table:
-    table = Table("quantity", "value", "± masks", "± rows", title=escape(f"nll of {input} under {model}"))
+    table = Table("quantity", "value", "± masks", "± rows", title=f"nll of {input} under {model}")
     _add_rate(table, "nats per row", found["nats_per_row"])
     _add_rate(table, "bits per token", found["bits_per_token"])
     _add_rate(table, "bits per byte", found["bits_per_byte"])
@@ -137,7 +136,7 @@ def ratio(
 
 
 def _ratio_table(found: dict[str, Any], input: str, model: str) -> Table:
-    table = Table("quantity", "value", "± masks", "± rows", title=escape(f"log ratios of {input} under {model}"))
+    table = Table("quantity", "value", "± masks", "± rows", title=f"log ratios of {input} under {model}")
     _add_rate(table, "mean, nats", found["nats_per_row"])
     table.add_row("positive", f"{found['positive']:,} of {found['rows']:,.0f}")
     table.add_row("beyond two standard errors", f"{found['beyond_two_standard_errors']:,}")
@@ -178,7 +177,7 @@ def choose(
 
 
 def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
-    table = Table("quantity", "value", title=escape(f"choices of {input} under {model}"), show_header=False)
+    table = Table("quantity", "value", title=f"choices of {input} under {model}", show_header=False)
     table.add_row("questions", f"{found['rows']:,.0f}")
     table.add_row("decided", f"{found['decided']:,} ({100 * found['decided'] / max(1, found['rows']):.1f} %)")
     if found["accuracy"] is not None:
@@ -243,7 +242,7 @@ def _check_documents(input: str, reading: ReadingOptions, running: RunOptions) -
 
 def _perplexity_table(found: dict[str, Any], input: str, models: ModelOptions, windows: "Windows") -> Table:
     units = found["units"]
-    table = Table("quantity", "value", "± masks", f"± {units}", title=escape(f"{input} under {models.model}"))
+    table = Table("quantity", "value", "± masks", f"± {units}", title=f"{input} under {models.model}")
     _add_rate(table, "bits per token", found["bits_per_token"])
     _add_rate(table, "bits per byte", found["bits_per_byte"])
     if found["perplexity"] is not None:

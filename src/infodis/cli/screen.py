@@ -1,18 +1,109 @@
-"""Where the command line writes: results to standard output, progress and errors to standard error, or to files."""
+"""Where the command line writes: results to standard output, progress and errors to standard error, or to files.
 
+Nothing that a file holds does anything to a terminal: text is only text on these consoles, whoever prints it, and
+libraries that warn or log are held to the same.
+"""
+
+import logging
+import os
 import sys
+import traceback
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from infodis.errors import InputError
 from infodis.files import check_apart, check_own
-
-console = Console(width=None if sys.stdout.isatty() else 132)
-progress_console = Console(stderr=True)
+from infodis.terminal import printable
 
 PICTURES = (".svg", ".png", ".pdf")
+
+LINES = "\n\t"
+"""Control characters that texts of several lines are made of."""
+
+
+class Screen(Console):
+    """A console without markup, emoji codes and control characters: style comes with `Text`, never with a text."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """Before it is laid out, so that tables stay straight."""
+        return super().render_str(printable(text, keep=LINES), **how)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The way of everything that is shown, a `Text` made elsewhere too."""
+        for found in super().render(renderable, options):
+            yield found if found.control else Segment(printable(found.text, keep=LINES), found.style)
+
+    def error(self, message: str, *, label: str = "Error") -> None:
+        """One line, however many the message has."""
+        line = " ".join(part for part in map(str.strip, message.splitlines()) if part)
+        self.print(Text.assemble((f"{label}:", "bold red"), " ", printable(line)), soft_wrap=True)
+
+
+console = Screen(width=None if sys.stdout is not None and sys.stdout.isatty() else 132)
+progress_console = Screen(stderr=True)
+
+
+def write_line(text: str) -> None:
+    """A line of results, which is data: as it is into a file or a pipe, printable on a terminal."""
+    print(printable(text, keep=LINES) if sys.stdout.isatty() else text)
+
+
+def write_records(file: IO[bytes]) -> None:
+    """Copy lines of JSON to standard output."""
+    if sys.stdout.isatty():
+        for line in file:
+            write_line(line.decode().removesuffix("\n"))
+        return
+    while piece := file.read(2**20):
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+def check_streams() -> None:
+    """A closed standard stream is told before the work: whatever is opened next would take its place."""
+    for number, name in ((2, "stderr"), (1, "stdout"), (0, "stdin")):
+        if getattr(sys, name) is None:
+            _open_nothing(number, name)
+            if name == "stdout":
+                raise InputError("Standard output is closed. Leave it open, or discard it: > /dev/null.")
+        elif name != "stdin":
+            getattr(sys, name).reconfigure(errors="backslashreplace")  # names of files that are not Unicode
+
+
+def _open_nothing(number: int, name: str) -> None:
+    """The null device in the place of a stream that is not there."""
+    handle = os.open(os.devnull, os.O_RDWR)
+    if handle != number:
+        os.dup2(handle, number)
+        os.close(handle)
+    if name != "stdin":  # who asks for input is told that there is none
+        setattr(sys, name, open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open
+
+
+def tame_libraries() -> None:
+    """What others warn of, log or fail with quotes files as well."""
+    plain, make = warnings.formatwarning, logging.getLogRecordFactory()
+
+    def record(*arguments: Any, **options: Any) -> logging.LogRecord:
+        made = make(*arguments, **options)
+        made.msg, made.args = printable(made.getMessage(), keep=LINES), None
+        return made
+
+    def failed(kind: Any, error: Any, trace: Any) -> None:
+        sys.stderr.write(printable("".join(traceback.format_exception(kind, error, trace)), keep=LINES))
+
+    warnings.formatwarning = lambda *about: printable(plain(*about), keep=LINES)
+    logging.setLogRecordFactory(record)
+    sys.excepthook = failed
 
 
 def input_path(input: str) -> Path:

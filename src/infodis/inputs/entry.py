@@ -6,9 +6,10 @@ from typing import Any
 
 from infodis.errors import InputError
 from infodis.inputs.reading import NOTHING, Part, Reading, Scored, checked_text, listed
-from infodis.inputs.rejected import Refused, Rejected, excerpt_of, kind_of, printable
+from infodis.inputs.rejected import Refused, Rejected, excerpt_of, kind_of
 from infodis.item import Item
 from infodis.model import Model
+from infodis.terminal import printable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

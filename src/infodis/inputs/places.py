@@ -65,6 +65,8 @@ class Place:
     def opened(self) -> Iterator[io.BufferedReader]:
         """Its content, unpacked."""
         if self.path is None:
+            if sys.stdin is None:
+                raise InputError("Standard input is closed: name a file, or give rows through a pipe.")
             unbuffered: Any = sys.stdin.buffer
             file: io.BufferedReader = io.BufferedReader(unbuffered, BUFFER)
             try:

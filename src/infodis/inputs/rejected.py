@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from infodis.errors import InputError
+from infodis.terminal import printable
 
 EXCERPT, REASON = 80, 400
 """Characters kept of a rejected row, and of the reason."""
@@ -43,18 +44,6 @@ class Rejected:
     def record(self) -> dict[str, Any]:
         """As a JSON object; `Rejected(**record)` makes it again."""
         return dataclasses.asdict(self)
-
-
-def printable(text: str, most: int) -> str:
-    """At most so many characters, none of which does anything to a terminal or is half of a surrogate pair.
-
-    >>> printable(chr(7) + "beep", 20).endswith("x07beep")
-    True
-    """
-    if len(text) <= most and text.isprintable():
-        return text
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:most])
-    return "".join(shown)[:most]
 
 
 def beginning(data: bytes) -> str:

@@ -20,7 +20,7 @@ def watching(console: Console) -> Iterator[Watcher]:
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
@@ -51,7 +51,7 @@ class _Lines:
         self.message(_validated(report))
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
 
 class _Bar(_Lines):
