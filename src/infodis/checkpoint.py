@@ -3,18 +3,23 @@
 Two layouts are read: our own, and that of the public RADD and SEDD checkpoints on the Hugging Face hub.
 """
 
+import contextlib
 import dataclasses
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from infodis.data import Tokenizer, tokenizer_from
 from infodis.errors import InputError
+from infodis.files import read_json
 from infodis.nets import RADD, SEDD, Shape
+from infodis.nets.transformer import check_wholes
 
 FORMAT = "infodis-1"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -37,6 +42,11 @@ class Spec:
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
     """How it came to be: steps, seed, validation, versions."""
 
+    def __post_init__(self) -> None:
+        check_wholes(self, "vocab_size", "length")
+        if min(self.vocab_size, self.length) < 1 or not isinstance(self.about, dict):
+            raise InputError(f"A network needs a vocabulary, a length and a table `about` it, got {self}.")
+
     def build(self) -> nn.Module:
         """The network, its weights not yet set."""
         if self.network == "radd":
@@ -55,15 +65,17 @@ class Spec:
             if keys.get("format") == FORMAT:
                 for name, legal in (("network", ("radd", "sedd")), ("noise", ("absorbing", "uniform"))):
                     if keys[name] not in legal:
-                        raise InputError(f"{where}: {name} is one of {', '.join(legal)}; got {keys[name]!r}.")
+                        raise InputError(f"{name} is one of {', '.join(legal)}; got {keys[name]!r}.")
                 fields = {key: value for key, value in keys.items() if key != "format"}
                 fields["shape"] = Shape(**fields["shape"])
                 fields["tokenizer"] = None if fields["tokenizer"] is None else tokenizer_from(fields["tokenizer"])
                 return Spec(**fields)
             if "tokens" in keys and isinstance(keys.get("model"), dict):
                 return _public_spec(keys)
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{where} lacks a key, or has one too many: {error}.") from error
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{where} lacks a key, has one too many, or one of another type: {error}.") from error
         raise InputError(
             f"{where} is neither an infodis checkpoint (format {FORMAT!r}) nor a public RADD or SEDD one "
             f"(with tokens and model.hidden_size); its keys are {', '.join(sorted(keys)) or 'none'}."
@@ -100,10 +112,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG
     if not path.is_file():
         raise InputError(f"{directory} is not a model: it has no {CONFIG}.")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not JSON ({error}).") from error
+    found = read_json(path)
     if not isinstance(found, dict):
         raise InputError(f"{path} must hold an object, found {type(found).__name__}.")
     return found
@@ -116,24 +125,86 @@ def read_spec(directory: Path) -> Spec:
 
 def load(directory: Path) -> tuple[nn.Module, Spec]:
     """The network of a checkpoint, in float32 on the CPU, and its spec."""
-    spec = read_spec(directory)
-    network = spec.build()
-    set_weights(network, read_weights(directory / WEIGHTS), where=directory / WEIGHTS)
+    config = read_config(directory)
+    spec = Spec.from_json(config, where=directory / CONFIG)
+    check_sizes(config, [directory / WEIGHTS], where=directory / CONFIG)
+    with torch.device("meta"):  # nothing takes memory before the weights are known to fit
+        network = spec.build()
+    weights = {name: tensor.float() for name, tensor in read_weights(directory / WEIGHTS).items()}
+    set_weights(network, weights, where=directory / WEIGHTS, assign=True)
     return network.eval(), spec
+
+
+LAYERS = ("layers", "blocks", "n_layer", "depth")
+SIZES = (
+    "vocab",
+    "hidden",
+    "width",
+    "dim",
+    "d_model",
+    "size",
+    "heads",
+    "positions",
+    "position_embeddings",
+    "tokens",
+    "labels",
+)
+"""What sizes are called in configurations: parts of their keys."""
+
+FEW_LAYERS = 100
+"""Always believed: networks may share weights among layers."""
+
+
+def check_sizes(config: dict[str, Any], files: Sequence[Path], *, where: Path) -> None:
+    """Refuse sizes that the weights cannot have before a network is made of them: that takes hours, or all memory.
+
+    Every layer has a tensor of its own, or is one of few; and a size is at most the number of bytes.
+    """
+    there = [path for path in files if path.is_file()]
+    tensors, size = sum(map(_tensors, there)), sum(path.stat().st_size for path in there)
+    most = {LAYERS: max(FEW_LAYERS, tensors), SIZES: size}
+    for key, value in _numbers(config):
+        for names, limit in most.items():
+            if there and value > limit and any(name in key.lower() for name in names):
+                held = f"{tensors:,} tensors" if names == LAYERS else f"{size:,} bytes"
+                raise InputError(f"{where} says {key} = {value:.6g}, too much for weights of {held}.")
+
+
+def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif isinstance(value, int | float):
+            yield str(key), value
+
+
+def _tensors(path: Path) -> int:
+    """How many tensors a file holds, at most."""
+    if path.suffix != ".safetensors":
+        return path.stat().st_size // 2**10  # what pickles take for a tensor and its place in the archive
+    with whole(path), safe_open(path, framework="pt") as file:
+        return len(file.keys())
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Tensors of a safetensors file."""
     if not path.is_file():
         raise InputError(f"There are no weights {path}.")
-    try:
+    with whole(path):
         return load_file(path)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[None]:
+    """Tells what is wrong with a safetensors file as a mistake in it."""
+    try:
+        yield
     except SafetensorError as error:
         raise InputError(f"{path} cannot be read ({error}). It may be cut off: copy or download it again.") from error
 
 
-def set_weights(network: nn.Module, weights: dict[str, Tensor], *, where: Path) -> None:
-    """Load weights by name; every one must be there, have its shape, and be finite."""
+def set_weights(network: nn.Module, weights: dict[str, Tensor], *, where: Path, assign: bool = False) -> None:
+    """Load weights by name; every one must be there, have its shape, and be finite. `assign` takes them as they are."""
     mine = network.state_dict()
     weights = {name: tensor for name, tensor in weights.items() if name not in COMPUTED}
     wrong = [
@@ -148,4 +219,4 @@ def set_weights(network: nn.Module, weights: dict[str, Tensor], *, where: Path) 
     ]
     if wrong:
         raise InputError(f"{where} does not fit the network: {'; '.join(wrong[:5])} ({len(wrong)} differences).")
-    network.load_state_dict(weights)
+    network.load_state_dict(weights, assign=assign)

@@ -224,9 +224,12 @@ def tokenizer_named(name: str, *, base: Path = Path()) -> Tokenizer:
 def tokenizer_from(description: dict[str, Any]) -> Tokenizer:
     """The inverse of `Tokenizer.describe`."""
     kinds = {"characters": ("alphabet", Characters), "subwords": ("definition", Subwords)}
-    if description.get("kind") not in kinds:
-        raise InputError(f"A tokenizer is of kind {' or '.join(kinds)}, got {description.get('kind')!r}.")
-    field, make = kinds[description["kind"]]
+    kind = description.get("kind") if isinstance(description, dict) else description
+    if not isinstance(kind, str) or kind not in kinds:
+        raise InputError(f"A tokenizer is of kind {' or '.join(kinds)}, got {kind!r}.")
+    field, make = kinds[kind]
+    if not isinstance(description.get(field), str):
+        raise InputError(f"A tokenizer of kind {kind} needs its {field}, a text.")
     return make(description[field])
 
 

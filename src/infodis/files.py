@@ -14,6 +14,7 @@ import shutil
 import stat
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from infodis.errors import InputError
 
@@ -104,6 +105,26 @@ def digest_of(path: Path) -> str:
         while piece := file.read(2**20):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Whatever is wrong with it is an `InputError` about that file."""
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}.") from error
+
+
+def parse_json(content: bytes) -> Any:
+    """As `json.loads`, but all that is wrong is a `ValueError`, and NaN and Infinity, which JSON does not know, are."""
+    try:
+        return json.loads(content, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"it holds {name}")
 
 
 def sync(path: Path) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import re
 import sys
 from importlib import resources
@@ -19,11 +18,12 @@ from torch import Tensor
 
 from infodis import adapters
 from infodis.adapters import Opened, Options
-from infodis.adapters.files import shards, token_count
+from infodis.adapters.files import shards, token_count, within
 from infodis.batching import rounded
 from infodis.data import Tokenizer
 from infodis.device import device_named, fits
 from infodis.errors import InputError
+from infodis.files import read_json
 from infodis.nets.network import Network
 from infodis.predictor import LogConditionals, Masks, RowPredictor, Rows, Surprisals, Tokens
 from infodis.snapshot import Snapshot
@@ -119,14 +119,26 @@ class Model(RowPredictor):
         lacking = len(before) < self.network.unpredictable and begin is not None
         return [*([begin] if lacking and begin is not None else []), *before], behind
 
+    def check_chat(self) -> None:
+        """Raise `InputError` unless the model has a chat template that works."""
+        from infodis.adapters.slow import check_chat
+
+        check_chat(self.template_directory)
+
     def _chat(self, prompt: str) -> str:
         from infodis.adapters.slow import chat_prompt
 
-        if self.files is None:
-            raise InputError(f"{self.name} has no chat template.")
-        found = chat_prompt(self.files.directory, prompt)
-        self.files.check_unchanged()  # the template is read when it is needed first
+        found = chat_prompt(self.template_directory, prompt)
+        if self.files is not None:
+            self.files.check_unchanged()  # the template is read when it is needed first
         return found
+
+    @property
+    def template_directory(self) -> Path:
+        """Where its chat template is."""
+        if self.files is None:
+            raise InputError(f"{self.name} has no chat template: it was not loaded from files.")
+        return self.files.directory
 
     def decode(self, tokens: Tensor) -> str:
         return self.tokenizer.decode(tokens.tolist())
@@ -325,13 +337,16 @@ def _downloaded(name: str) -> Path:
 
 def read_pointer(run: Path) -> dict[str, Any]:
     """What a training run says about its checkpoints."""
-    try:
-        found = json.loads((run / POINTER).read_text(encoding="utf-8"))
-        missing = [key for key in ("last", "best", "step", "best_step") if key not in found]
-    except (ValueError, TypeError) as error:
-        raise InputError(f"{run / POINTER} is not what a training run writes: {error}.") from error
-    if missing:
-        raise InputError(f"{run / POINTER} is not what a training run writes: it lacks {', '.join(missing)}.")
+    found = read_json(run / POINTER)
+    kinds = {"last": str, "best": str, "step": int, "best_step": int}
+    wrong = [key for key, kind in kinds.items() if not isinstance(found, dict) or type(found.get(key)) is not kind]
+    if wrong:
+        raise InputError(
+            f"{run / POINTER} is not what a training run writes: it must hold {', '.join(wrong)}, names as texts and "
+            "steps as whole numbers."
+        )
+    for key in ("last", "best"):
+        within(run, found[key], said_by=POINTER)
     return found
 
 

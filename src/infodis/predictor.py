@@ -20,6 +20,9 @@ Masks = Bool[Tensor, "rows length"]
 Surprisals = Float[Tensor, "rows length"]
 LogConditionals = Float[Tensor, "rows length vocab"]
 
+LARGEST = torch.finfo(torch.float32).max
+"""Nats of a token that can happen: of more, squares and sums overflow, and an error would come out as NaN."""
+
 TOLERANCE = 1e-3
 """How far a distribution's log total may lie from 0: float32 log-softmax over 10^5 columns stays far inside."""
 
@@ -86,7 +89,9 @@ def gather_surprisal(log_conditionals: Any, tokens: Tokens, masked: Masks, *, vo
     check_log_conditionals(log_conditionals, masked, vocab_size=vocab_size)
     device = log_conditionals.device
     picked = log_conditionals.gather(-1, tokens.to(device).unsqueeze(-1)).squeeze(-1)
-    return torch.where(masked.to(device), -picked, 0.0)
+    found = torch.where(masked.to(device), -picked, 0.0)
+    check_surprisal(found, masked)
+    return found
 
 
 def check_log_conditionals(log_conditionals: Any, masked: Masks, *, vocab_size: int) -> None:
@@ -119,19 +124,24 @@ def check_log_conditionals(log_conditionals: Any, masked: Masks, *, vocab_size: 
 
 
 def check_surprisal(surprisal: Any, masked: Masks) -> None:
-    """Raise `PredictorError` unless every masked position holds a surprisal: not NaN, not negative (inf is legal)."""
+    """Raise `PredictorError` unless every masked position holds a surprisal: not NaN, not negative, not beyond float32.
+
+    inf is legal: it says that a token cannot happen.
+    """
     if not isinstance(surprisal, Tensor):
         raise PredictorError(f"surprisal must return a tensor, got {type(surprisal).__name__}.")
     if surprisal.shape != masked.shape:
         raise PredictorError(
             f"surprisal must return rows x length = {tuple(masked.shape)}, got {tuple(surprisal.shape)}."
         )
-    bad = masked.to(surprisal.device) & ~(surprisal >= -TOLERANCE)
+    fine = ((surprisal >= -TOLERANCE) & (surprisal <= LARGEST)) | (surprisal == math.inf)  # NaN compares false
+    bad = masked.to(surprisal.device) & ~fine
     if bad.any():
         row, position = (int(n) for n in bad.nonzero()[0])
         raise PredictorError(
-            f"surprisal must be -log of a probability, so at least 0; row {row}, position {position} holds "
-            f"{float(surprisal[row, position])} ({int(bad.sum())} such positions in this batch)."
+            f"surprisal must be -log of a probability: at least 0, and at most {LARGEST:.3g}, or inf for a token that "
+            f"cannot happen; row {row}, position {position} holds {float(surprisal[row, position]):.6g} "
+            f"({int(bad.sum())} such positions in this batch)."
         )
 
 

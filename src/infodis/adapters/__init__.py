@@ -6,13 +6,14 @@ configuration opens it.
 """
 
 from pathlib import Path
+from typing import Any
 
 from infodis.adapters import dream, llada, masked_lm, mdlm, own
 from infodis.adapters.files import CONFIG, read_config
 from infodis.adapters.opened import Family as Family
 from infodis.adapters.opened import Opened as Opened
 from infodis.adapters.opened import Options as Options
-from infodis.errors import InputError
+from infodis.errors import InfodisError, InputError
 
 FAMILIES: tuple[Family, ...] = (own, llada, dream, mdlm, masked_lm)
 
@@ -22,6 +23,20 @@ def open_model(directory: Path, options: Options) -> Opened:
     config = read_config(directory)
     for family in FAMILIES:
         if family.recognises(config):
-            return family.open_model(directory, config, options)
+            return _opened(family, directory, config, options)
     keys = ", ".join(sorted(config)) or "none"
     raise InputError(f"No family of models recognises {directory / CONFIG}; its keys are {keys}.")
+
+
+def _opened(family: Family, directory: Path, config: dict[str, Any], options: Options) -> Opened:
+    """Files of a model are data: whatever they make code raise is told as a mistake in them."""
+    try:
+        return family.open_model(directory, config, options)
+    except InfodisError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(
+            f"{directory} cannot be opened: {type(error).__name__}: {reason}. Is something in its {CONFIG} of the "
+            "wrong type or size?"
+        ) from error

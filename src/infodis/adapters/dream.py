@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from infodis.adapters.files import fill, needed, special_token, token_count, tokenizer_of
+from infodis.adapters.files import check_weights, fill, needed, special_token, token_count, tokenizer_of
 from infodis.adapters.opened import Opened, Options
 from infodis.adapters.slow import slow_tokenizer
 from infodis.errors import InputError
@@ -58,6 +58,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
     tokenizer, missing = tokenizer_of(directory), None
     if tokenizer is None:  # as published: Qwen's files, under a class of their own
         tokenizer, missing = slow_tokenizer(directory, kind="Qwen2Tokenizer")
+    check_weights(directory, config)
     with torch.device("meta"):
         network = Llama(shape, mask_token=mask_token, tokens=token_count(tokenizer, columns), shifted=True)
     fill(network, directory, options, _rename)

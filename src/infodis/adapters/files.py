@@ -1,20 +1,20 @@
 """Files of the Hugging Face layout: sharded safetensors by key name, and tokenizers."""
 
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from infodis.adapters.opened import Options
 from infodis.checkpoint import CONFIG as CONFIG
+from infodis.checkpoint import check_sizes, whole
 from infodis.checkpoint import read_config as read_config
 from infodis.data import Tokenizer, tokenizer_named
 from infodis.errors import InputError
+from infodis.files import read_json
 
 INDEX, SINGLE, PICKLED = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
 
@@ -22,19 +22,25 @@ INDEX, SINGLE, PICKLED = "model.safetensors.index.json", "model.safetensors", "p
 def shards(directory: Path) -> list[Path]:
     """The weight files of a model, every one of them there."""
     if (directory / INDEX).is_file():
-        try:
-            names = sorted(set(json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{directory / INDEX} is not an index of weights: {error}.") from error
-        missing = [name for name in names if not (directory / name).is_file()]
+        index = read_json(directory / INDEX)
+        named = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
+            raise InputError(f"{directory / INDEX} is not an index of weights: weight_map must name a file for each.")
+        paths = [within(directory, name, said_by=INDEX) for name in sorted(set(named.values()))]
+        missing = [path.name for path in paths if not path.is_file()]
         if missing:
             raise InputError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names. Download it again.")
-        return [directory / name for name in names]
+        return paths
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
     if (directory / PICKLED).is_file():
         return [directory / PICKLED]
     raise InputError(f"{directory} holds no weights: neither {SINGLE} nor {INDEX}.")
+
+
+def check_weights(directory: Path, config: dict[str, Any]) -> None:
+    """All weight files are there, and hold enough for the sizes that the configuration says."""
+    check_sizes(config, shards(directory), where=directory / CONFIG)
 
 
 def tensors(directory: Path, options: Options) -> Iterator[tuple[Path, dict[str, Tensor]]]:
@@ -44,9 +50,9 @@ def tensors(directory: Path, options: Options) -> Iterator[tuple[Path, dict[str,
             if shard.suffix == ".bin":
                 yield shard, torch.load(shard, map_location=options.device, weights_only=True)
             else:
-                yield shard, load_file(shard, device=str(options.device))
-        except SafetensorError as error:
-            raise InputError(f"{shard} cannot be read ({error}). It may be cut off: download it again.") from error
+                with whole(shard):
+                    found = load_file(shard, device=str(options.device))
+                yield shard, found
         except Exception as error:
             if shard.suffix != ".bin":
                 raise
@@ -89,6 +95,14 @@ def fill(
     network.eval().requires_grad_(False)
 
 
+def within(directory: Path, name: str, *, said_by: str) -> Path:
+    """A file of a model, by a name that one of its other files says: it must not lie elsewhere."""
+    parts = PurePath(name).parts
+    if not parts or PurePath(name).is_absolute() or ".." in parts or not name.isprintable():
+        raise InputError(f"{directory / said_by} must name files of its own directory, it names {name!r}.")
+    return directory / name
+
+
 def needed(config: dict[str, Any], *names: str) -> list[Any]:
     """Values of a configuration that must be there."""
     missing = [name for name in names if config.get(name) is None]
@@ -115,9 +129,9 @@ def special_token(directory: Path, tokenizer: Tokenizer | None, name: str) -> in
     number = getattr(tokenizer, "number", None)
     if not path.is_file() or number is None:
         return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8")).get(name)
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{path} is not what transformers writes: {error}.") from error
+    said = read_json(path)
+    if not isinstance(said, dict):
+        raise InputError(f"{path} is not what transformers writes: it must hold an object.")
+    content = said.get(name)
     text = content.get("content") if isinstance(content, dict) else content
     return number(text) if isinstance(text, str) else None

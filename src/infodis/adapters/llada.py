@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from infodis.adapters.files import fill, needed, token_count, tokenizer_of
+from infodis.adapters.files import check_weights, fill, needed, token_count, tokenizer_of
 from infodis.adapters.opened import Opened, Options
 from infodis.errors import InputError
 from infodis.nets.llama import Llama, LlamaShape
@@ -70,6 +70,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
     )
     tokenizer = tokenizer_of(directory)
     (mask_token,) = needed(config, "mask_token_id")
+    check_weights(directory, config)
     with torch.device("meta"):
         network = Llama(shape, mask_token=mask_token, tokens=token_count(tokenizer, min(vocabulary, shape.columns)))
     fill(network, directory, options, _rename)

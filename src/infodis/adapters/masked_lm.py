@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from infodis.adapters.files import shards, special_token, token_count, tokenizer_of
+from infodis.adapters.files import check_weights, special_token, token_count, tokenizer_of
 from infodis.adapters.opened import Opened, Options
 from infodis.adapters.slow import SlowTokenizer, slow_tokenizer, vocabulary
 from infodis.data import Subwords, Tokenizer
@@ -168,6 +168,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
     tokenizer, missing = tokenizer_of(directory), None
     if tokenizer is None:
         tokenizer, missing = slow_tokenizer(directory, trust_remote_code=options.trust_remote_code)
+    check_weights(directory, config)
     model = _from_pretrained(directory, options, torch.float32)
     columns = int(config.get("vocab_size") or cast(Any, model).config.vocab_size)
     mask_token, doubt = _mask_token(directory, config, tokenizer)
@@ -192,7 +193,6 @@ def _from_pretrained(directory: Path, options: Options, dtype: torch.dtype) -> n
     """The model with all of its weights: none may be missing, since transformers would draw it at random."""
     import transformers
 
-    shards(directory)  # a missing file is told in our words
     talkative = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

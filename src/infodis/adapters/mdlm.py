@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from infodis.adapters.files import fill, needed, tokenizer_of
+from infodis.adapters.files import check_weights, fill, needed, tokenizer_of
 from infodis.adapters.opened import Opened, Options
 from infodis.errors import InputError
 from infodis.nets import SEDD, Shape
@@ -40,6 +40,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
         config, "vocab_size", "hidden_dim", "cond_dim", "n_blocks", "n_heads"
     )
     shape = Shape(width=width, blocks=blocks, heads=heads, condition=condition)
+    check_weights(directory, config)
     with torch.device("meta"):
         network = MDLM(columns - 1, shape, scaled=False)
     fill(network, directory, options, _rename)

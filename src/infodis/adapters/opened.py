@@ -2,11 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from infodis.data import Tokenizer
+from infodis.errors import InputError
 from infodis.nets.network import Network
 
 
@@ -37,7 +38,16 @@ class Opened:
     notes: tuple[str, ...] = ()
     """What a user should know."""
 
+    def __post_init__(self) -> None:
+        longest, last = range(1, 2**63), range(self.network.vocab_size + 1)
+        for name, legal in (("length", longest), ("limit", longest), ("pad_token", last), ("begin_token", last)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value not in legal):
+                said = f"{name.replace('_', ' ')} must be a whole number from {legal[0]} to {legal[-1]}"
+                raise InputError(f"A model's {said}, got {value!r}.")
 
+
+@runtime_checkable
 class Family(Protocol):
     """A module of this package."""
 

@@ -1,8 +1,11 @@
 """Tokenizers that only transformers can read: models without a tokenizer.json."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,9 @@ from jaxtyping import Int
 
 from infodis.data import Reading, Tokenizer
 from infodis.errors import InputError
+
+TEMPLATE_SECONDS = 1.0
+"""For a chat template to write a conversation, which takes milliseconds."""
 
 FILES = ("vocab.txt", "vocab.json", "spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer_config.json")
 
@@ -94,13 +100,49 @@ def vocabulary(directory: Path) -> dict[str, int]:
     path = directory / "vocab.txt"
     if not path.is_file():
         return {}
-    return {piece: number for number, piece in enumerate(path.read_text(encoding="utf-8").splitlines())}
+    # By line feeds only: a piece may be what others take for the end of a line.
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    return {piece: number for number, piece in enumerate(lines)}
 
 
 def chat_prompt(directory: Path, prompt: str) -> str:
     """What a model sees when a user says `prompt`, up to where it would begin to answer."""
-    said = [{"role": "user", "content": prompt}]
-    return str(chat_tokenizer(directory).apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+    return chat_text(directory, [{"role": "user", "content": prompt}], add_generation_prompt=True)
+
+
+@functools.lru_cache(maxsize=4)
+def check_chat(directory: Path) -> None:
+    """Raise `InputError` unless there is a chat template that works."""
+    chat_prompt(directory, "a")
+
+
+def chat_text(directory: Path, messages: list[dict[str, str]], **how: bool) -> str:
+    """A conversation as a model's template writes it. The template came with the model: it may fail, or never end."""
+    tokenizer = chat_tokenizer(directory)
+    try:
+        with _deadline(TEMPLATE_SECONDS):
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
+    except Exception as error:  # whatever a template raises
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(f"The chat template of {directory} fails: {type(error).__name__}: {reason}.") from error
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in Python code that computes for longer, in any thread: a signal reaches the first only."""
+    end = time.thread_time() + seconds
+
+    def check(*_: Any) -> Any:
+        if time.thread_time() > end:
+            raise TimeoutError(f"it takes more than {seconds:g} seconds")
+        return check
+
+    before = sys.gettrace()
+    sys.settrace(check)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 @functools.lru_cache(maxsize=4)

@@ -58,7 +58,8 @@ def main() -> None:
         sys.exit(app(standalone_mode=False))
     except USAGE as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # help was printed in its stead
-            progress_console.error(error.format_message())
+            hint = "" if error.ctx is None else f" See {error.ctx.command_path} --help."
+            progress_console.error(f"{error.format_message()}{hint}")
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(INTERRUPTED)

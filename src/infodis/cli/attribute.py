@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, with_options
+from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, Seed, with_options
 from infodis.cli.running import execute, finish
 from infodis.cli.screen import console
 from infodis.errors import InputError
@@ -36,7 +36,7 @@ def attribute(
     text: Annotated[str | None, typer.Option(help="A single text, instead of a file.")] = None,
     prompt: Annotated[str, typer.Option(help="What comes before --text.")] = "",
     evaluations: Annotated[int, typer.Option(min=1, help="Forward rows for each row.")] = 1024,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same masks for the same row.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Per-token credits of a text given its prompt, and how much each prompt token helps each token of the text.
 

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, with_options
+from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, Seed, with_options
 from infodis.cli.running import REJECTED, dry_run, finish, shard_rows
 from infodis.cli.screen import console, input_path, progress_console
 from infodis.errors import InputError
@@ -60,7 +60,7 @@ def audit(
     names: Annotated[str | None, typer.Option(help="What the groups are called: human,gpt.")] = None,
     reference: Annotated[str | None, typer.Option(help="Another model, to compare with under shared masks.")] = None,
     evaluations: Annotated[int, typer.Option(min=4, help="Masks of a row, in every circumstance.")] = EVALUATIONS,
-    seed: Annotated[int, typer.Option(help="Of masks, resamples and permutations.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Does a model tell two groups of rows apart: in and out of its distribution, old and new, members and not?
 

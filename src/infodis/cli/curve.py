@@ -9,7 +9,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from infodis.cli.models import BatchSize, ChatTemplate, Device, Dtype, ModelName, Seed, TokenizerName, TrustRemoteCode
+from infodis.cli.models import BatchSize, ChatTemplate, Device, Dtype, ModelName, TokenizerName, TrustRemoteCode
+from infodis.cli.options import Seed
 from infodis.cli.screen import check_places, console, progress_console, write_line
 from infodis.errors import InputError
 

@@ -54,5 +54,5 @@ def _first_lines(path: Path, count: int) -> list[str]:
     """Lines that are not empty; JSONL rows by their text."""
     from infodis.data import texts
 
-    lines = (line for _, piece in texts(path) for line in piece.splitlines() if line.strip())
+    lines = (line for _, piece in texts(path) for line in piece.split("\n") if line.strip())
     return list(itertools.islice(lines, count))

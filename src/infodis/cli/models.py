@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infodis.cli.options import Seed
 from infodis.cli.screen import progress_console, write_line
 from infodis.errors import InputError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="A model that ships with infodis, a directory, or a name on the hub.")
 ]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, mps, ...")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="At most so many rows per forward pass.")]
 Dtype = Annotated[str, typer.Option(help="What the network computes in: float32, bfloat16 or float16.")]

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from infodis.inputs import InputSpec, Reading
 
 
+Seed = Annotated[
+    int, typer.Option(min=-(2**63), max=2**63 - 1, help="The same seed gives the same masks for the same row.")
+]
+"""As much as a column of a table can hold."""
+
+
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command whose parameters that are groups are replaced by the options in them."""
     hints = typing.get_type_hints(command, include_extras=True)
@@ -126,7 +132,7 @@ class PrecisionOptions:
     design: Annotated[
         str, typer.Option(help="auto, tiled, orders, enumerate, pairs, stratified, uniform, time-free, time-integral.")
     ] = "auto"
-    seed: Annotated[int, typer.Option(help="The same seed gives the same masks for the same row.")] = 0
+    seed: Seed = 0
 
     def request(self) -> "Request":
         from infodis.design import design_named

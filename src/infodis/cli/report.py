@@ -1,7 +1,6 @@
 """`infodis report`: a page to open from the records of a run."""
 
 import contextlib
-import json
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -70,16 +69,32 @@ def read_records(path: Path, limit: int | None) -> list[dict[str, Any]]:
     records = _parquet(path) if path.suffix == ".parquet" else _lines(path)
     if not records or any(not isinstance(record, dict) or "value" not in record for record in records):
         raise InputError(f"{path} does not hold records of infodis score: lines of JSON with a value each.")
+    _check_records(path, records)
     if limit is None and len(records) > MOST:
         raise InputError(f"{path} has {len(records):,} rows; a page takes {MOST:,}. Give --limit {MOST}.")
     return records[:limit]
 
 
 def _lines(path: Path) -> list[Any]:
+    """Only a line feed ends a record: texts may hold what others take for line ends."""
+    from infodis.files import parse_json
+
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [parse_json(line) for line in path.read_bytes().split(b"\n") if line.strip()]
     except ValueError as error:
         raise InputError(f"{path} is not JSON lines: {error}.") from None
+
+
+def _check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
+    from infodis.engine.attributions import ATTRIBUTION_COLUMNS
+    from infodis.engine.jobs import ESTIMATE_COLUMNS, TOKEN_COLUMNS
+    from infodis.engine.outputs import wrong_field
+
+    columns = {**ATTRIBUTION_COLUMNS, **ESTIMATE_COLUMNS, **TOKEN_COLUMNS, "text": "text"}
+    for number, record in enumerate(records, start=1):
+        wrong = wrong_field(record, columns)
+        if wrong is not None:
+            raise InputError(f"{path} does not hold records of infodis score: record {number}, {wrong}.")
 
 
 def _parquet(path: Path) -> list[Any]:
@@ -111,7 +126,7 @@ def provenance(results: Sequence[Path]) -> dict[str, Any]:
 
 
 def _told(manifest: dict[str, Any]) -> dict[str, Any]:
-    command = shlex.join(["infodis", *manifest.get("command_line", [])])
+    command = shlex.join(["infodis", *map(str, manifest.get("command_line") or [])])
     return {
         "command": command,
         **{name: value for name, value in manifest.get("settings", {}).items() if name != "command"},

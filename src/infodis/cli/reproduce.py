@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infodis.cli.models import Device
+from infodis.cli.options import Seed
 from infodis.cli.progress import Watching
 from infodis.cli.screen import console, progress_console
 from infodis.errors import InputError
@@ -58,7 +59,7 @@ def reproduce(
             help="A Markdown file to write to, or to bring up to date; figures go to images/reproduction beside it."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of data, training and masks.")] = 0,
+    seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
     """Run an experiment of the paper: data, training if any, estimates, figures, and a page with what holds.

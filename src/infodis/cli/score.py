@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from infodis.cli.options import ModelOptions, PrecisionOptions, ReadingOptions, RunOptions, with_options
+from infodis.cli.options import ModelOptions, PrecisionOptions, ReadingOptions, RunOptions, Seed, with_options
 from infodis.cli.report import check_page, write_report
 from infodis.cli.running import execute, shard_rows
 from infodis.cli.screen import input_path, progress_console
@@ -156,7 +156,7 @@ def choose(
         float, typer.Option(help="Call it undecided when the chance to decide within the budget is lower; 0: never.")
     ] = 0.3,
     normalise: Annotated[str, typer.Option(help="none, token or byte: what a choice's nll is divided by.")] = "none",
-    seed: Annotated[int, typer.Option(help="The same seed gives the same masks for the same row.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Multiple choice as a race: choices that can no longer win are dropped, and only close ones cost many rows.
 

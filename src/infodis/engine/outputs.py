@@ -12,6 +12,9 @@ Kind = Literal["text", "whole", "number", "flag", "texts", "wholes", "numbers", 
 Columns = dict[str, Kind]
 """The fields that a record may have."""
 
+MOST = 1e100
+"""Of a number in a record that is read back: squares and sums of more overflow, and NaN would come out."""
+
 GROUP = 2**16
 """Rows of a Parquet row group."""
 
@@ -45,6 +48,36 @@ def load_arrow() -> Any:
     except ImportError as error:
         raise InputError("Parquet needs pyarrow: pip install 'infodis[data]'.") from error
     return pyarrow
+
+
+def wrong_field(record: dict[str, Any], columns: Columns) -> str | None:
+    """What is wrong with the first field that does not hold what its column says; None if all do."""
+    for name, kind in columns.items():
+        value = record.get(name)
+        if value is not None and not (_holds(value, kind) or (name == "id" and _holds(value, "whole"))):
+            return f"{name} must be {_KINDS[kind]}"
+    return None
+
+
+_KINDS: dict[Kind, str] = {
+    "text": "a text",
+    "whole": "a whole number",
+    "number": "a finite number",
+    "flag": "true or false",
+    "texts": "a list of texts",
+    "wholes": "a list of whole numbers",
+    "numbers": "a list of finite numbers",
+    "table": "a list of lists of finite numbers",
+}
+_MEMBERS: dict[Kind, Kind] = {"texts": "text", "wholes": "whole", "numbers": "number", "table": "numbers"}
+
+
+def _holds(value: Any, kind: Kind) -> bool:
+    if kind in _MEMBERS:
+        return isinstance(value, list) and all(one is None or _holds(one, _MEMBERS[kind]) for one in value)
+    if kind == "number":
+        return type(value) in (int, float) and abs(value) <= MOST
+    return type(value) is {"text": str, "whole": int, "flag": bool}[kind]
 
 
 class JsonLines:

@@ -105,10 +105,12 @@ class Reading:
         if longest is not None and self.truncate is None and characters > LONG_TOKEN * longest:
             raise Refused(text.field, _too_long(f"{characters:,} characters", longest))
         model.tokenizer  # noqa: B018 - that a model has none is no fault of the row
+        if self.chat:
+            model.check_chat()  # nor is a template that always fails
         try:
             row = model.read(text.value, prompt=prompt.value, chat=self.chat)
         except InputError as error:
-            raise _fault(model, prompt, text) or error from None
+            raise _fault(model, prompt, text) or (Refused(prompt.field, str(error)) if self.chat else error) from None
         if not row.target.numel():
             raise Refused(text.field, "It has no tokens: there is nothing to score.")
         found = self._checked(model, Item(row.tokens, row.target, row.context), prompt, text)

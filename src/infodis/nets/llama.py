@@ -5,6 +5,7 @@ names here; an adapter says what a checkpoint calls them.
 """
 
 import dataclasses
+import math
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from infodis.errors import InputError
 from infodis.nets.network import Features, Network, Places, Tokens
-from infodis.nets.transformer import Hidden, Rotation, rotation, turn
+from infodis.nets.transformer import Hidden, Rotation, check_wholes, rotation, turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,12 @@ class LlamaShape:
     """Turn queries and keys in float32, whatever the network computes in."""
 
     def __post_init__(self) -> None:
+        check_wholes(self, "columns", "width", "blocks", "heads", "key_heads", "inner")
+        if min(self.columns, self.width, self.blocks, self.heads, self.key_heads, self.inner) < 1:
+            raise InputError(f"A network needs positive sizes, got {self}.")
+        for name, number in (("base", self.base), ("epsilon", self.epsilon)):
+            if type(number) not in (int, float) or not 0 < number < math.inf:
+                raise InputError(f"A network's {name} must be a positive number, got {number!r}.")
         if self.width % (2 * self.heads) or self.heads % self.key_heads:
             raise InputError(
                 f"width {self.width} must be a multiple of 2 x heads = {2 * self.heads}, and heads a multiple of "

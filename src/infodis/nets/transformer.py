@@ -5,6 +5,7 @@ Parameters have the names of the public checkpoints, so that those load as they 
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,13 @@ from infodis.errors import InputError
 
 Hidden = Float[Tensor, "rows length width"]
 Rotation = tuple[Float[Tensor, "length half"], Float[Tensor, "length half"]]
+
+
+def check_wholes(shape: Any, *names: str) -> None:
+    """Sizes come from files: each must be a whole number, and neither true nor 8.0."""
+    for name in names:
+        if type(getattr(shape, name)) is not int:
+            raise InputError(f"A network's {name} must be a whole number, got {getattr(shape, name)!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +42,7 @@ class Shape:
     """How many times wider feed-forward layers are between their two halves."""
 
     def __post_init__(self) -> None:
+        check_wholes(self, "width", "blocks", "heads", "condition", "positions", "feed")
         if min(self.width, self.blocks, self.heads, self.condition, self.feed) < 1 or not 0 <= self.dropout < 1:
             raise InputError(f"A network needs positive sizes and 0 <= dropout < 1, got {self}.")
         if self.positions < 0:

@@ -37,6 +37,9 @@ TABLE = "table"
 
 PNG_SCALE = 2.0
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What a spreadsheet's formula may begin with."""
+
 
 def light(name: str) -> str:
     """A colour of the palette on white."""
@@ -109,12 +112,16 @@ def png(figure: Figure) -> bytes:
 
 
 def table(figure: Figure) -> str:
-    """The numbers of a figure as CSV."""
+    """The numbers of a figure as CSV. A text that a spreadsheet would take for a formula begins with an apostrophe."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in figure.data for name in row)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(finite(figure.data))
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in finite(figure.data))
     return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def _complete(figure: Figure) -> dict[str, Any]:
