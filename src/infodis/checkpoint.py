@@ -136,19 +136,7 @@ def load(directory: Path) -> tuple[nn.Module, Spec]:
 
 
 LAYERS = ("layers", "blocks", "n_layer", "depth")
-SIZES = (
-    "vocab",
-    "hidden",
-    "width",
-    "dim",
-    "d_model",
-    "size",
-    "heads",
-    "positions",
-    "position_embeddings",
-    "tokens",
-    "labels",
-)
+SIZES = ("vocab", "hidden", "width", "dim", "d_model", "size", "heads", "position", "tokens", "labels")
 """What sizes are called in configurations: parts of their keys."""
 
 FEW_LAYERS = 100

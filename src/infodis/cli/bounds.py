@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from infodis.cli.models import BatchSize, ChatTemplate, Device, Dtype, ModelName, TokenizerName, TrustRemoteCode
-from infodis.cli.options import Seed
+from infodis.cli.options import MOST, Seed
 from infodis.cli.screen import check_places, console, progress_console
 from infodis.errors import InputError
 
@@ -33,7 +33,7 @@ def bounds(
     pairs: Annotated[int, typer.Option(min=2, help="Pairs of tokens that --audit looks at in each row.")] = 64,
     out: Annotated[Path | None, typer.Option(help="JSONL file for every row's numbers.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of the audit (.svg, .png); implies --audit.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=MOST, help="At most so many rows.")] = None,
     tokenizer: TokenizerName = None,
     chat_template: ChatTemplate = False,
     seed: Seed = 0,

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from infodis.cli.models import BatchSize, ChatTemplate, Device, Dtype, ModelName, TokenizerName, TrustRemoteCode
-from infodis.cli.options import Seed
+from infodis.cli.options import MOST, Seed
 from infodis.cli.screen import check_places, console, progress_console, write_line
 from infodis.errors import InputError
 
@@ -28,7 +28,7 @@ def curve(
     ],
     model: ModelName = "text8-tiny",
     evaluations: Annotated[int, typer.Option(min=1, help="Forward rows per text.")] = 64,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read so many texts. Default: all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=MOST, help="Read so many texts. Default: all.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSONL file for one record per text.")] = None,
     plot: Annotated[Path | None, typer.Option(help="SVG, PNG or PDF file for a picture.")] = None,
     steps: Annotated[

@@ -79,8 +79,10 @@ def export(
 
 def sample(
     model: ModelName = "text8-tiny",
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="How many sequences.")] = 4,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence; as trained unless given.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=2**31, help="How many sequences.")] = 4,
+    length: Annotated[
+        int | None, typer.Option(min=1, max=2**31, help="Tokens in a sequence; as trained unless given.")
+    ] = None,
     template: Annotated[
         str | None,
         typer.Option(help="A text with _ (or --gap) for every token to fill in: prompt or infill."),
@@ -97,7 +99,7 @@ def sample(
         int | None, typer.Option(min=1, help="Forward passes of ancestral, tweedie, tau-leaping: 64 unless given.")
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that confident reveals in a pass: 1 unless given.")
+        int | None, typer.Option(min=1, max=2**31, help="Tokens that confident reveals in a pass: 1 unless given.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="Below 1: more typical text.")] = 1.0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of drawing one.")] = False,

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from infodis.inputs import InputSpec, Reading
 
 
-Seed = Annotated[
-    int, typer.Option(min=-(2**63), max=2**63 - 1, help="The same seed gives the same masks for the same row.")
-]
-"""As much as a column of a table can hold."""
+MOST = 2**63 - 1
+"""As much as a column of a table, or a counter of a library, can hold."""
+
+Seed = Annotated[int, typer.Option(min=-(2**63), max=MOST, help="The same seed gives the same masks for the same row.")]
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -189,7 +189,7 @@ class RunOptions:
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help=".jsonl or .parquet. Without it records go to standard output.")
     ] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, max=MOST, help="At most so many rows.")] = None
     resume: Annotated[bool, typer.Option(help="Go on where an earlier run ended, or begin anew and replace it.")] = True
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first row that cannot be scored.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done and how long it takes.")] = (
@@ -201,7 +201,8 @@ class RunOptions:
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local"
     workers: Annotated[int, typer.Option(min=1, help="Processes that each hold the model.")] = 1
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of a worker on CPU. Default: cores / workers. Changes only rounding.")
+        int | None,
+        typer.Option(min=1, max=2**10, help="Of a worker on CPU. Default: cores / workers. Changes only rounding."),
     ] = None
     ray_address: Annotated[str | None, typer.Option(help="Join this Ray cluster instead of starting a local one.")] = (
         None

@@ -110,6 +110,7 @@ def _run(job: "Job", cut: "Cut", options: RunOptions, out: Path) -> "Finished":
 
     if not out.parent.is_dir():
         raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
+    executor = _executor(options)
     threads = options.threads or (settled(out, "threads") if options.resume else None) or _threads(options)
     _check_gpus(options, str(job.settings().get("device")))
     plan = Plan(
@@ -118,7 +119,7 @@ def _run(job: "Job", cut: "Cut", options: RunOptions, out: Path) -> "Finished":
         cut=cut,
         settings={"threads": threads, **versions()},
         about={"command_line": sys.argv[1:], "python": sys.version.split()[0]},
-        executor=_executor(options),
+        executor=executor,
         threads=threads,
         resume=options.resume,
         strict=options.strict,
