@@ -90,6 +90,18 @@ def test_a_pool_that_takes_all_is_refused(monkeypatch):
     engine.RayActors(2, cpus=0.7, gpus=0.1)._check_room("the cluster")
 
 
+def test_a_ray_of_ours_listens_on_loopback_only(monkeypatch):
+    def init(_node_ip_address="127.0.0.1", **options):
+        raise RuntimeError(f"would listen on {ray._private.services.resolve_ip_for_localhost(_node_ip_address)}")
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(InputError, match=r"would listen on 127\.0\.0\.1"), engine.RayActors(1)._connected():
+        pass
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeManagerAddress": "192.0.2.1"}])
+    with pytest.raises(InfodisError, match=r"listens on 192\.0\.2\.1, where other machines reach it"):
+        engine._check_loopback()
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [

@@ -6,6 +6,7 @@ itself, so both must lie on a file system that every node sees.
 
 import contextlib
 import dataclasses
+import ipaddress
 import itertools
 import json
 import logging
@@ -36,6 +37,9 @@ WINDOW, WINDOW_PER_WORKER = 10_000, 100
 
 OBJECT_STORE = 2**27
 """Bytes that a local Ray sets aside for objects. Ours are small."""
+
+LOOPBACK = "127.0.0.1"
+"""Where a Ray of our own listens: who reaches one can run code as its user."""
 
 KNOCK_SECONDS = 10.0
 """For a cluster to answer."""
@@ -109,7 +113,7 @@ class RayActors:
         own = address == "local"
         try:
             _knock(address)
-            with _silent(), _signals_kept():
+            with _silent(), _signals_kept(), _without_clusters() if own else contextlib.nullcontext():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **self._local(own))
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             ray.shutdown()
@@ -118,6 +122,8 @@ class RayActors:
         screen = ray._private.worker
         try:
             screen._worker_logs_enabled = False  # else standard output, where records go, is told of every lost worker
+            if own:
+                _check_loopback()
             self._check_room("this machine" if own else f"the Ray at {address}")
             yield
         finally:
@@ -125,7 +131,7 @@ class RayActors:
             screen._worker_logs_enabled = True
 
     def _local(self, own: bool) -> dict[str, Any]:
-        """How a Ray of our own is started: as small as can be.
+        """How a Ray of our own is started: as small as can be, and out of reach of other machines.
 
         It counts one CPU more than the workers take, since it waits for ever if they take all.
         """
@@ -135,6 +141,7 @@ class RayActors:
             "num_cpus": math.ceil(self.workers * self.cpus) + 1,
             "object_store_memory": OBJECT_STORE,
             "include_dashboard": False,
+            "_node_ip_address": LOOPBACK,
         }
 
     def _check_room(self, where: str) -> None:
@@ -205,6 +212,31 @@ def _silent() -> Iterator[None]:
         os.close(screen)
         if level is None:
             del os.environ["RAY_BACKEND_LOG_LEVEL"]
+
+
+@contextlib.contextmanager
+def _without_clusters() -> Iterator[None]:
+    """Ray takes loopback for an address of this machine only where it has no clusters, as on macOS."""
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _check_loopback() -> None:
+    """How Ray chooses its address is its own business, and may change: better no run than an open door."""
+    import ray
+
+    where = {node["NodeManagerAddress"] for node in ray.nodes()}
+    if not all(ipaddress.ip_address(address).is_loopback for address in where):
+        raise InfodisError(
+            f"The Ray that was started listens on {', '.join(sorted(where))}, where other machines reach it. Take "
+            "another version of Ray, or --engine local."
+        )
 
 
 @contextlib.contextmanager
