@@ -1,16 +1,20 @@
 """The doctor: healthy predictors pass, each broken one is caught by the check that is meant for it."""
 
+import json
 import math
+import os
+import signal
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from infodis.cli import app
-from infodis.doctor import Patient, examine
+from infodis.doctor import Patient, examine, patient_of
+from infodis.model import load
 from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, from_function
-from infodis.rng import stream
+from infodis.rng import seed_global, stream
 
 CHAIN = MarkovChain.random(order=1, vocab_size=6, temperature=0.15)
 ROWS = list(CHAIN.sample(12, length=24, generator=stream(0)))
@@ -98,6 +102,100 @@ def test_too_little_knowledge_is_not_taken_for_health():
     found = verdicts(flat)
     assert found["alignment"] == "cannot tell"
     assert found["context"] == "wrong"
+
+
+PROTEINS = (
+    "EVQLVESGGGLVQPGGSLRLSCAASGFTFSSYAMSWVRQAPGKGLEWVSAISGSGG",
+    "QVQLVQSGAEVKKPGASVKVSCKASGYTFTSYYMHWVRQAPGQGLEWMGIINPSGG",
+    "DIQMTQSPSSLSASVGDRVTITCRASQSISSYLNWYQQKPGKAPKLLIYAASSLQS",
+    "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQ",
+)
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"ACDEFGHIKLMNPQRSTVWY"]
+ESM = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", ".", "-", "<null_1>", "<mask>"]
+
+
+@pytest.fixture(scope="module", params=["bert", "esm"])
+def untrained(request, tmp_path_factory):
+    """Models of proteins, to which English is unknown: one in AntiBERTy's style, and an ESM. Neither was trained."""
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    path = tmp_path_factory.mktemp(request.param)
+    seed_global(3)
+    if request.param == "bert":
+        kind, words, config = "BertTokenizer", BERT, transformers.BertConfig(vocab_size=len(BERT), **small)
+        model = transformers.BertForMaskedLM(config)
+    else:
+        more = {"mask_token_id": 32, "pad_token_id": 1, "max_position_embeddings": 128}
+        kind, words = "EsmTokenizer", ESM
+        config = transformers.EsmConfig(vocab_size=len(ESM), position_embedding_type="rotary", **small, **more)
+        model = transformers.EsmForMaskedLM(config)
+    model.save_pretrained(path)
+    (path / "vocab.txt").write_text("\n".join(words) + "\n")
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind, "do_lower_case": False}))
+    apart = " " if request.param == "bert" else ""
+    return load(path), [apart.join(protein) for protein in PROTEINS]
+
+
+JUDGED = ("alignment", "tokenizer")
+
+
+def test_nothing_is_judged_by_text_that_the_model_cannot_read(untrained):
+    """And nothing is advised: the tokenizer's mask stays, whatever an amino acid in its place would explain."""
+    model, _ = untrained
+    found = {finding.check: finding for finding in examine(patient_of(model))}
+    assert "wrong" not in {finding.verdict for finding in found.values()}, found
+    for check in JUDGED:
+        assert found[check].verdict == "cannot tell"
+        assert "unknown to its tokenizer" in found[check].detail
+        assert "--text" in found[check].hint
+    assert found["mask token"].verdict == "ok"
+    assert "[UNK]" not in found["tokenizer"].detail
+
+
+def test_a_model_that_knows_nothing_is_not_advised_to_change(untrained):
+    model, texts = untrained
+    found = {finding.check: finding for finding in examine(patient_of(model, texts))}
+    assert "wrong" not in {finding.verdict for finding in found.values()}, found
+    assert found["alignment"].verdict == "cannot tell"
+    assert "does not tell the examples from noise" in found["alignment"].detail
+    assert "--text" in found["alignment"].hint
+    assert found["tokenizer"].verdict == "ok"  # by the texts that were given
+
+
+def test_texts_out_of_the_alphabet_are_not_judged_by():
+    found = {finding.check: finding for finding in examine(patient_of(load("dna-tiny")))}
+    for check in JUDGED:
+        assert found[check].verdict == "cannot tell"
+        assert "not of its alphabet" in found[check].detail
+        assert "--text" in found[check].hint
+
+
+def test_the_tokenizer_is_judged_by_the_given_texts():
+    patient = patient_of(load("text8-tiny"), ["all of this can be read", "some of this, not"])
+    found = {finding.check: finding for finding in examine(patient)}
+    assert found["tokenizer"].verdict == "wrong"
+    assert "some of this, not" in found["tokenizer"].detail
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes of this kind")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_who_dies_of_bfloat16_does_not_take_the_doctor_along(monkeypatch, dtype):
+    model, doctor = load("text8-tiny", dtype=dtype), os.getpid()
+    features = model.network.features
+
+    def deadly(*arguments, **options):
+        if torch.is_autocast_enabled("cpu") or dtype == "bfloat16":
+            if os.getpid() == doctor:
+                raise AssertionError("bfloat16 in the doctor's own process")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return features(*arguments, **options)
+
+    monkeypatch.setattr(model.network, "features", deadly)
+    found = {finding.check: finding for finding in examine(patient_of(model, ["some words to look at"]))}
+    assert found["precision"].verdict == ("wrong" if dtype == "bfloat16" else "cannot tell")
+    assert "died of SIGKILL" in found["precision"].detail
+    assert ("alignment" in found) == (dtype == "float32")  # what cannot run cannot be looked at
 
 
 def test_command(tmp_path):

@@ -72,6 +72,11 @@ class Tokenizer(abc.ABC):
         """Whether there are any special tokens."""
         return True
 
+    @property
+    def beyond_text(self) -> frozenset[int]:
+        """Tokens that stand for no piece of text: special ones, and the one for whatever is not known."""
+        return frozenset()
+
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
         """All there is to know, for config.json; see `tokenizer_from`."""
@@ -176,6 +181,13 @@ class Subwords(Tokenizer):
         """The token of a piece, such as a special token."""
         found = self._tokenizer.token_to_id(piece)
         return None if found is None else int(found)
+
+    @functools.cached_property
+    def beyond_text(self) -> frozenset[int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        model = json.loads(self.definition)["model"]
+        unknown = model.get("unk_id") if model.get("unk_token") is None else self.number(model["unk_token"])
+        return frozenset({*(number for number, token in added.items() if token.special), unknown} - {None})
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))

@@ -8,10 +8,12 @@ which token it takes for a mask) are decided by data: rows that the model should
 import copy
 import dataclasses
 import math
+import multiprocessing
 import resource
+import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from infodis.data import Tokenizer
 from infodis.errors import InfodisError, InputError
-from infodis.model import Model
+from infodis.model import Model, Row
 from infodis.predictor import Predictor, RowPredictor, Rows, check_log_conditionals
 from infodis.rng import stream
 
@@ -33,6 +35,16 @@ SURE = 4.0
 """Standard errors: a false alarm in 30,000."""
 AT_ONCE = 2**24
 """Logits of rows that are looked at together."""
+
+KNOWN = 0.5
+"""Share of a text's tokens that a tokenizer must know for the text to say anything."""
+FEWEST = 8
+"""Values that a standard error is made of."""
+PATIENCE = 600
+"""Seconds for a process that computes in another precision."""
+GIVE_TEXT = "Give text of the kind it was trained on: --text FILE."
+
+Numbers = list[list[float]]
 
 SENTENCES = (
     "The capital of France is the city of Paris, and the capital of Italy is the city of Rome.",
@@ -65,6 +77,10 @@ class Patient:
     rows: Sequence[Int[Tensor, "_"]]
     head: int = 0
     tail: int = 0
+    texts: tuple[str, ...] = ()
+    """What the rows say, if they are of text."""
+    doubt: str = ""
+    """Why nothing can be judged by the rows, if it cannot."""
 
     @property
     def model(self) -> Model | None:
@@ -74,6 +90,11 @@ class Patient:
     def tokenizer(self) -> Tokenizer | None:
         return self.model.opened.tokenizer if self.model is not None else None
 
+    @property
+    def beyond_text(self) -> frozenset[int]:
+        """Tokens that say nothing about a model's knowledge: special ones, and the one for what is not known."""
+        return frozenset() if self.tokenizer is None else self.tokenizer.beyond_text
+
     def inside(self, row: Int[Tensor, "_"]) -> range:
         """Positions that may be hidden."""
         first = self.model.network.unpredictable if self.model is not None else 0
@@ -81,34 +102,50 @@ class Patient:
 
 
 def patient_of(model: Model, texts: Sequence[str] = ()) -> Patient:
-    """A model with rows of text if it has a tokenizer, with random rows otherwise."""
+    """A model with rows of text that it can read, or with random rows, by which its knowledge is not judged."""
+    if model.opened.tokenizer is None:
+        return _random_patient(model, "it has no tokenizer to read examples with")
     given = list(texts) or [*SENTENCES, *(_lower(sentence) for sentence in SENTENCES)]
-    found = []
-    for text in given if model.opened.tokenizer is not None else ():
-        try:
-            found.append(model.read(text))
-        except InfodisError:  # an alphabet without capitals
-            continue
-    found = [row for row in found if len(row.target) >= 8]
-    if texts and not found:
+    read = [(text, row) for text in given if (row := _read(model, text)) is not None]
+    if texts and not read:
         raise InputError("None of the texts can be used: each must have at least 8 tokens that the model knows.")
-    if found:
-        head, tail = int(found[0].target[0]), len(found[0].tokens) - 1 - int(found[0].target[-1])
-        longest = min(LONGEST, model.opened.limit or LONGEST)
-        cut = [
-            torch.cat([row.tokens[: longest - tail][: len(row.tokens) - tail], _last(row.tokens, tail)])
-            for row in found
-        ]
-        return Patient(model, cut, head, tail)
+    if not read:
+        return _random_patient(model, "the examples, English sentences, are not of its alphabet")
+    known = [_known_share(row, model.opened.tokenizer) for _, row in read]
+    good = {tuple(one[1].tokens.tolist()): one for one, share in zip(read, known, strict=True) if share > KNOWN}
+    if not good:
+        unknown = 100 * (1 - sum(known) / len(known))
+        return _random_patient(model, f"{unknown:.0f} % of the examples' tokens are unknown to its tokenizer")
+    found = [row for _, row in good.values()]
+    head, tail = int(found[0].target[0]), len(found[0].tokens) - 1 - int(found[0].target[-1])
+    longest = min(LONGEST, model.opened.limit or LONGEST)
+    cut = [
+        torch.cat([row.tokens[: longest - tail][: len(row.tokens) - tail], _last(row.tokens, tail)]) for row in found
+    ]
+    return Patient(model, cut, head, tail, tuple(texts) or tuple(text for text, _ in good.values()))
+
+
+def _read(model: Model, text: str) -> Row | None:
+    """A text as the model reads it; None if it is too short, or not of its alphabet."""
+    try:
+        row = model.read(text)
+    except InfodisError:
+        return None
+    return row if len(row.target) >= 8 else None
+
+
+def _known_share(row: Row, tokenizer: Tokenizer) -> float:
+    tokens = row.tokens[row.target].tolist()
+    return sum(token not in tokenizer.beyond_text for token in tokens) / len(tokens)
+
+
+def _random_patient(model: Model, doubt: str) -> Patient:
     length = min(16, model.opened.limit or 16)
-    masks = torch.full((1, length), model.mask_token)
-    masks[:, : model.network.unpredictable] = 0
-    answer = model.log_conditionals(masks)[0, length // 2]
-    possible = answer.isfinite().nonzero().squeeze(-1).cpu()  # neither the mask nor padding of the vocabulary
-    if possible.numel() == 0:
-        possible = torch.tensor([token for token in range(model.vocab_size) if token != model.mask_token])
+    beyond = {model.mask_token, *(model.opened.tokenizer.beyond_text if model.opened.tokenizer is not None else ())}
+    columns = range(min(model.vocab_size, model.network.tokens))
+    possible = torch.tensor([token for token in columns if token not in beyond] or [0])
     picks = torch.randint(len(possible), (4, length), generator=stream(0, "doctor"))
-    return Patient(model, list(possible[picks]))
+    return Patient(model, list(possible[picks]), doubt=doubt)
 
 
 def _last(tokens: Int[Tensor, "_"], count: int) -> Int[Tensor, "_"]:
@@ -120,11 +157,18 @@ def _lower(text: str) -> str:
 
 
 def examine(patient: Patient) -> Iterator[Finding]:
-    """All checks, one after another. A check that fails with an error is a finding, not the end."""
+    """All checks, one after another. A check that fails with an error is a finding, not the end.
+
+    What computes in bfloat16 does so first where a crash is survived: if it crashes, there is nothing more to find out.
+    """
+    if _is_half(patient) and isinstance(found := _both_precisions(patient), str):
+        hint = "Compute in float32 here: --dtype float32."
+        yield Finding("precision", "wrong", f"the network does not run: {found}", hint)
+        return
     for check in (
         _distributions,
         _mask_probability,
-        _mask_identity,
+        _mask_token,
         _alignment,
         _context,
         _secrecy,
@@ -180,27 +224,37 @@ def _mask_probability(patient: Patient) -> Finding:
     return Finding(name, "wrong", f"up to {largest:.3g}", hint)
 
 
-def _mask_identity(patient: Patient) -> Finding:
+def _mask_token(patient: Patient) -> Finding:
     """Is the token that we hide with the one the model was trained to see?"""
-    name, predictor, words = "mask token", patient.predictor, patient.tokenizer
-    mask = predictor.mask_token
-    called = words.pieces([mask])[0] if words is not None else "no tokenizer"
+    name, words, mask = "mask token", patient.tokenizer, patient.predictor.mask_token
     named = _named_mask(words)
-    if named is not None and named != mask:
-        hint = f"Put mask_token_id = {named} into config.json."
-        return Finding(name, "wrong", f"token {mask} ({called}) is used, the tokenizer calls {named} the mask", hint)
-    special = [mask, *_other_masks(patient)]
-    costs = {token: _hidden_costs(patient, token) for token in special}
-    for token, cost in costs.items():
-        gain = costs[mask] - cost
-        if token != mask and float(gain.mean()) > SURE * _standard_error(gain) + 0.05:
-            better = words.pieces([token])[0] if words is not None else str(token)
-            detail = f"hiding by {token} ({better}) explains data better than by {mask} ({called}): "
-            detail += f"{float(gain.mean()):.2f} nats a token"
+    used = f"token {mask} ({_piece(words, mask)})"
+    sure = _told_apart(patient, mask)[:, 1]
+    for token in _other_masks(patient, named):
+        found = _told_apart(patient, token)[:, 1]
+        gain = found - sure
+        if _surely_more(gain, than=0.05) and _surely_more(found):
+            better = f"{token} ({_piece(words, token)})"
+            detail = (
+                f"hiding by {better} tells data from noise better than by {used}: {float(gain.mean()):.2f} nats a pair"
+            )
             return Finding(name, "wrong", detail, f"Put mask_token_id = {token} into config.json.")
-    if named == mask:
-        return Finding(name, "ok", f"token {mask} ({called}), as the tokenizer says")
-    return Finding(name, "cannot tell", f"token {mask} ({called}); the tokenizer names no mask")
+        if token == named and not _surely_more(-gain):
+            detail = f"{used} is used, the tokenizer calls {named} the mask; {_why(patient)}"
+            return Finding(name, "cannot tell", detail, GIVE_TEXT)
+    if named is None:
+        return Finding(name, "cannot tell", f"{used}; the tokenizer names no mask", GIVE_TEXT if patient.doubt else "")
+    said = "as the tokenizer says" if named == mask else f"by which data are told from noise better than by {named}"
+    return Finding(name, "ok", f"{used}, {said}")
+
+
+def _piece(words: Tokenizer | None, token: int) -> str:
+    return "no tokenizer" if words is None else words.pieces([token])[0]
+
+
+def _why(patient: Patient) -> str:
+    """Why data do not decide."""
+    return patient.doubt or "the model does not tell the examples from noise surely enough"
 
 
 def _named_mask(words: Tokenizer | None) -> int | None:
@@ -212,56 +266,92 @@ def _named_mask(words: Tokenizer | None) -> int | None:
     return next((found for found in map(number, names) if found is not None), None)
 
 
-def _other_masks(patient: Patient) -> list[int]:
-    """Tokens that might be the mask instead: those beyond the ones that the rows hold, next to the one in use."""
-    predictor = patient.predictor
-    used = set(torch.cat(list(patient.rows)).tolist()) | {predictor.mask_token}
+def _other_masks(patient: Patient, named: int | None) -> list[int]:
+    """Tokens that might be the mask instead: the one that the tokenizer names, and those next to the one in use.
+
+    Neither one that the rows hold, nor one that stands for a piece of text.
+    """
+    predictor, words = patient.predictor, patient.tokenizer
+    used = set(torch.cat(list(patient.rows)).tolist()) - {named} | {predictor.mask_token}
     near = (predictor.mask_token - 1, predictor.mask_token + 1, 0, 1, 2, 3, 4, predictor.vocab_size - 1)
-    return [token for token in dict.fromkeys(near) if 0 <= token < predictor.vocab_size and token not in used]
+    found = [token for token in dict.fromkeys((named, *near)) if token is not None and token not in used]
+    text = range(0 if words is None else words.vocab_size)
+    return [
+        token
+        for token in found
+        if 0 <= token < predictor.vocab_size and (token not in text or token in patient.beyond_text)
+    ]
 
 
-def _hidden_costs(patient: Patient, mask: int) -> Float64[Tensor, " places"]:
-    """-log p of single hidden tokens, if they are hidden by `mask`."""
-    found = [_at_offsets(patient, row, mask)[:, 1] for row in patient.rows]
+def _told_apart(patient: Patient, mask: int) -> Float64[Tensor, "pairs three"]:
+    """How surely the model tells pairs of hidden tokens from the same two in exchanged places, in nats.
+
+    A model that knows nothing about data cannot: whatever it thinks of tokens by themselves, or of those that it sees,
+    holds for both arrangements. Read one position before the hidden ones, at their own, and one after. No pairs if the
+    rows are not to be judged by.
+    """
+    none = torch.zeros(0, 3, dtype=torch.float64)
+    rows = [] if patient.doubt else patient.rows
+    return torch.cat([none, *(_exchanges(patient, row, mask) for row in rows)])
+
+
+def _exchanges(patient: Patient, row: Int[Tensor, " length"], mask: int) -> Float64[Tensor, "pairs three"]:
+    pairs = _pairs(patient, row)
+    found = [torch.zeros(0, 3, dtype=torch.float64)]
+    for some in pairs.split(max(1, AT_ONCE // (len(row) * patient.predictor.vocab_size))) if len(pairs) else ():
+        hidden = torch.zeros(len(some), len(row), dtype=torch.bool).scatter(1, some, True)
+        answer = patient.predictor.log_conditionals(torch.where(hidden, mask, row))
+        each = torch.arange(len(some)).view(-1, 1, 1, 1)
+        around = some[:, :, None, None] + torch.arange(-1, 2).view(3, 1)
+        said = answer[each, around, row[some][:, None, None, :]].to("cpu", torch.float64).clamp(min=-50.0)
+        right, wrong = said[:, 0, :, 0] + said[:, 1, :, 1], said[:, 0, :, 1] + said[:, 1, :, 0]
+        found.append(right - wrong)
     return torch.cat(found)
 
 
-def _at_offsets(patient: Patient, row: Int[Tensor, " length"], mask: int) -> Float64[Tensor, "places three"]:
-    """For single hidden tokens: -log p of each, read one position before, at its own, and one after."""
+def _pairs(patient: Patient, row: Int[Tensor, " length"]) -> Int[Tensor, "pairs two"]:
+    """Positions of known tokens, two and two, that differ and are not neighbours."""
     inside = patient.inside(row)
-    places = torch.arange(max(1, inside.start), min(len(row) - 1, inside.stop))
-    around = places.unsqueeze(-1) + torch.arange(-1, 2)
-    found = []
-    for some in torch.arange(len(places)).split(max(1, AT_ONCE // (len(row) * patient.predictor.vocab_size))):
-        hidden = torch.nn.functional.one_hot(places[some], len(row)).bool()
-        answer = patient.predictor.log_conditionals(torch.where(hidden, mask, row))
-        each = torch.arange(len(some)).unsqueeze(-1)
-        found.append(-answer.cpu()[each, around[some], row[places[some]].unsqueeze(-1)].double())
-    return torch.cat(found).clamp(max=50.0)
+    first, last = max(1, inside.start), min(len(row) - 1, inside.stop)
+    places = [place for place in range(first, last) if int(row[place]) not in patient.beyond_text]
+    half = len(places) // 2
+    pairs = torch.tensor([places[:half], places[half : 2 * half]], dtype=torch.int64).T
+    return pairs[(row[pairs[:, 0]] != row[pairs[:, 1]]) & (pairs[:, 1] - pairs[:, 0] > 2)]
 
 
-def _standard_error(values: Float64[Tensor, " values"]) -> float:
-    return float(values.std()) / math.sqrt(values.numel()) if values.numel() > 1 else math.inf
+def _unlike_neighbours(patient: Patient) -> Bool[Tensor, " pairs"]:
+    """Of the same pairs, those whose tokens do not stand beside either place.
+
+    What is read one position aside may only say again what it sees there. That is no knowledge of a hidden token.
+    """
+    found = [torch.zeros(0, dtype=torch.bool)]
+    for row in [] if patient.doubt else patient.rows:
+        pairs = _pairs(patient, row)
+        beside = row[torch.cat([pairs - 1, pairs + 1], dim=1)]
+        found.append(~(row[pairs].unsqueeze(1) == beside.unsqueeze(2)).flatten(1).any(1))
+    return torch.cat(found)
+
+
+def _surely_more(values: Float64[Tensor, " values"], than: float = 0.0) -> bool:
+    """Whether the mean is larger by so many standard errors that nobody is misled by chance."""
+    if values.numel() < FEWEST:
+        return False
+    return float(values.mean()) > SURE * float(values.std()) / math.sqrt(values.numel()) + than
 
 
 def _alignment(patient: Patient) -> Finding:
     """Is the answer at a position about that position?"""
     name = "alignment"
-    costs = torch.cat([_at_offsets(patient, row, patient.predictor.mask_token) for row in patient.rows])
+    sure = _told_apart(patient, patient.predictor.mask_token)[_unlike_neighbours(patient)]
+    numbers = ", ".join(f"{float(mean):.2f}" for mean in sure.mean(0))
     for column, where in ((0, "before"), (2, "after")):
-        gain = costs[:, 1] - costs[:, column]
-        if float(gain.mean()) > SURE * _standard_error(gain):
-            detail = (
-                f"data are explained {float(gain.mean()):.2f} nats a token better by the answer one position {where}"
-            )
+        if _surely_more(sure[:, column]) and _surely_more(sure[:, column] - sure[:, 1]):
+            detail = f"answers are about another position: data are told from noise one position {where} "
             hint = "Shift the logits by one, as the model's own sampler does."
-            return Finding(name, "wrong", detail, hint)
-    losses = [costs[:, column] - costs[:, 1] for column in (0, 2)]
-    if all(float(loss.mean()) > SURE * _standard_error(loss) for loss in losses):
-        numbers = ", ".join(f"{float(mean):.2f}" for mean in costs.mean(0))
-        return Finding(name, "ok", f"answers are about their own position ({numbers} nats a token before, at, after)")
-    detail = f"the rows do not decide ({len(costs)} tokens): the model knows too little about them"
-    return Finding(name, "cannot tell", detail, "Give text of the kind it was trained on: --text FILE.")
+            return Finding(name, "wrong", f"{detail}({numbers} nats a pair before, at, after)", hint)
+    if _surely_more(sure[:, 1]) and all(_surely_more(sure[:, 1] - sure[:, column]) for column in (0, 2)):
+        return Finding(name, "ok", f"answers are about their own position ({numbers} nats a pair before, at, after)")
+    return Finding(name, "cannot tell", _why(patient), GIVE_TEXT)
 
 
 def _context(patient: Patient) -> Finding:
@@ -270,6 +360,8 @@ def _context(patient: Patient) -> Finding:
     row = patient.rows[0]
     place = len(row) // 2
     other = row.roll(1)
+    if torch.equal(row, other):
+        return Finding(name, "cannot tell", "the row holds one token only", GIVE_TEXT)
     pair = torch.stack([row, other])
     pair[:, place] = predictor.mask_token
     one, two = predictor.log_conditionals(pair)[:, place].cpu().double().exp()
@@ -354,7 +446,7 @@ def _special_tokens(patient: Patient) -> Finding:
     name, model = "special tokens", patient.model
     if model is None or model.opened.tokenizer is None:
         return Finding(name, "cannot tell", "no tokenizer")
-    row = model.read(_readable(model))
+    row = model.read(patient.texts[0] if patient.texts else _readable(patient))
     pieces = model.tokenizer.pieces(row.tokens.tolist())
     scored = set(row.target.tolist())
     around = [piece for place, piece in enumerate(pieces) if place not in scored]
@@ -362,7 +454,7 @@ def _special_tokens(patient: Patient) -> Finding:
         hint = "It has no begin token: score texts after a prompt."
         return Finding(name, "wrong", "the model says nothing about the first token, and a text begins with it", hint)
     told = f"a text is read with {' '.join(around)} around it, as context" if around else "none are put around a text"
-    if patient.tail:
+    if patient.tail and not patient.doubt:
         told += f"; the end alone changes {_anchor(patient):+.2f} nats of a text's last token"
     return Finding(name, "ok", told)
 
@@ -381,17 +473,10 @@ def _anchor(patient: Patient) -> float:
     return sum(changes) / len(changes)
 
 
-def _readable(model: Model) -> str:
-    try:
-        model.encode(SENTENCES[0])
-        return SENTENCES[0]
-    except InfodisError:
-        text = _lower(SENTENCES[0])
-    try:
-        model.encode(text)
-        return text
-    except InfodisError:
-        return model.decode(patient_of(model).rows[0])
+def _readable(patient: Patient) -> str:
+    """A text that can be read, though it may say nothing."""
+    assert patient.model is not None
+    return next((text for text in SENTENCES if _read(patient.model, text)), patient.model.decode(patient.rows[0]))
 
 
 def _round_trip(patient: Patient) -> Finding:
@@ -399,13 +484,20 @@ def _round_trip(patient: Patient) -> Finding:
     name, model = "tokenizer", patient.model
     if model is None or model.opened.tokenizer is None:
         return Finding(name, "cannot tell", "no tokenizer")
-    text = _readable(model)
-    back = model.decode(model.encode(text)).strip()
-    if back == text.strip():
-        return Finding(name, "ok", "a text comes back as it was")
-    if "".join(back.lower().split()) == "".join(text.lower().split()):
-        return Finding(name, "ok", "a text comes back but for case and spaces")
-    return Finding(name, "cannot tell", f"{text!r} comes back as {back!r}", "Different texts may get the same score.")
+    if not patient.texts:
+        return Finding(name, "cannot tell", patient.doubt, GIVE_TEXT)
+    loose = False
+    for text in patient.texts:
+        try:
+            back = model.decode(model.encode(text)).strip()
+        except InfodisError as error:
+            return Finding(name, "wrong", f"{text!r} cannot be read: {error}", "Remove what it does not know.")
+        loose = loose or back != text.strip()
+        if "".join(back.lower().split()) != "".join(text.lower().split()):
+            hint = "Different texts may get the same score."
+            return Finding(name, "cannot tell", f"{text!r} comes back as {back!r}", hint)
+    told = "a text comes back but for case and spaces" if loose else "a text comes back as it was"
+    return Finding(name, "ok", told)
 
 
 def _precision(patient: Patient) -> Finding:
@@ -413,21 +505,75 @@ def _precision(patient: Patient) -> Finding:
     name, model = "precision", patient.model
     if model is None:
         return Finding(name, "cannot tell", "not a network")
-    dtype = next(model.network.parameters()).dtype
-    row, first = patient.rows[0], patient.inside(patient.rows[0]).start
-    mine = _wanted(model, [row], first)
-    try:
-        other = dataclasses.replace(model, autocast=True) if dtype == torch.float32 else _in_float32(model)
-        change = (_wanted(other, [row], first) - mine).abs().mean()
-    except (RuntimeError, MemoryError) as error:
-        return Finding(name, "cannot tell", f"the other precision does not run: {str(error).splitlines()[0]}")
-    if dtype == torch.float32:
-        return Finding(name, "ok", f"float32; bfloat16 would change {float(change):.2g} nats a token")
-    bias = float((mine - _wanted(other, [row], first)).mean())
-    verdict: Verdict = "ok" if abs(bias) < 0.05 else "wrong"
-    called = str(dtype).removeprefix("torch.")
-    detail = f"{called} against float32: {float(change):.2g} nats a token, {bias:+.2g} on average"
+    found = _both_precisions(patient)
+    if isinstance(found, str):
+        hint = "Leave --dtype bfloat16 and --autocast alone on this machine."
+        return Finding(name, "cannot tell", f"the other precision does not run: {found}", hint)
+    mine, other = found
+    change = float((other - mine).abs().mean())
+    if not _is_half(patient):
+        return Finding(name, "ok", f"float32; bfloat16 would change {change:.2g} nats a token")
+    bias = float((mine - other).mean())
+    verdict: Verdict = "wrong" if _surely_more((mine - other) * math.copysign(1, bias), than=0.05) else "ok"
+    called = str(_dtype(model)).removeprefix("torch.")
+    detail = f"{called} against float32: {change:.2g} nats a token, {bias:+.2g} on average"
     return Finding(name, verdict, detail, "" if verdict == "ok" else "Load it in float32.")
+
+
+def _dtype(model: Model) -> torch.dtype:
+    return next(model.network.parameters()).dtype
+
+
+def _is_half(patient: Patient) -> bool:
+    return patient.model is not None and _dtype(patient.model) != torch.float32
+
+
+def _both_precisions(patient: Patient) -> tuple[Float64[Tensor, " wanted"], Float64[Tensor, " wanted"]] | str:
+    """Surprisals as the model computes, and in the other precision; a string is why there are none."""
+    model, first = patient.model, patient.inside(patient.rows[0]).start
+    assert model is not None
+
+    def compute() -> list[list[float]]:
+        other = _in_float32(model) if _is_half(patient) else dataclasses.replace(model, autocast=True)
+        found = [torch.cat([_wanted(one, [row], first) for row in patient.rows]) for one in (model, other)]
+        return [numbers.tolist() for numbers in found]
+
+    found = _apart(compute) if model.device.type == "cpu" else _attempt(compute)
+    if isinstance(found, str):
+        return found
+    return torch.tensor(found[0], dtype=torch.float64), torch.tensor(found[1], dtype=torch.float64)
+
+
+def _apart(compute: Callable[[], Numbers]) -> Numbers | str:
+    """What a process of its own computes, or what became of it: some processors announce what kills who uses it."""
+    if sys.platform != "linux":  # a fork of a process with threads is safe nowhere else
+        return _attempt(compute)
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+
+    def work() -> None:
+        torch.set_num_threads(1)  # those of the parent are not here
+        there.send(_attempt(compute))
+
+    child = fork.Process(target=work)
+    child.start()
+    there.close()
+    try:
+        return here.recv() if here.poll(PATIENCE) else f"it did not end within {PATIENCE} seconds"
+    except EOFError:
+        child.join()
+        code = child.exitcode or 0
+        return f"the process died of {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
+    finally:
+        child.kill()
+        child.join()
+
+
+def _attempt(compute: Callable[[], Numbers]) -> Numbers | str:
+    try:
+        return compute()
+    except (RuntimeError, MemoryError) as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _in_float32(model: Model) -> Model:

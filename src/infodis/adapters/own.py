@@ -24,7 +24,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
             "infodis.checkpoint.load gives the network, infodis.sampling.sample_uniform draws from it."
         )
     network.to(options.device, options.dtype).requires_grad_(False)
-    return Opened(spec.network, cast(Network, network), spec.tokenizer, spec.length, limit=None)
+    return Opened(spec.network, cast(Network, network), spec.tokenizer, spec.length, spec.shape.positions or None)
 
 
 def is_uniform(directory: Path) -> bool:

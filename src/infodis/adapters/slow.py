@@ -50,6 +50,10 @@ class SlowTokenizer(Tokenizer):
     def mask_token(self) -> int | None:
         return self._tokenizer.mask_token_id
 
+    @functools.cached_property
+    def beyond_text(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
+
     def agrees_with(self, listed: dict[str, int]) -> bool:
         """Whether it numbers tokens as they are listed. (A type that expects other files may start an empty one.)"""
         mine = self._tokenizer.get_vocab()
