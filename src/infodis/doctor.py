@@ -303,7 +303,7 @@ def _exchanges(patient: Patient, row: Int[Tensor, " length"], mask: int) -> Floa
         answer = patient.predictor.log_conditionals(torch.where(hidden, mask, row))
         each = torch.arange(len(some)).view(-1, 1, 1, 1)
         around = some[:, :, None, None] + torch.arange(-1, 2).view(3, 1)
-        said = answer[each, around, row[some][:, None, None, :]].to("cpu", torch.float64).clamp(min=-50.0)
+        said = answer[each, around, row[some][:, None, None, :]].cpu().double().clamp(min=-50.0)
         right, wrong = said[:, 0, :, 0] + said[:, 1, :, 1], said[:, 0, :, 1] + said[:, 1, :, 0]
         found.append(right - wrong)
     return torch.cat(found)

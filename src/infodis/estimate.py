@@ -20,7 +20,7 @@ from torch import Tensor
 from infodis.batching import Batching, converse, run
 from infodis.control import Control, Neighbours, fold_bounds, neighbour_maps, predict
 from infodis.design import LONGEST_ENUMERATION, Auto, Enumerate, Layout, MaskDesign, numbers_of
-from infodis.errors import InputError
+from infodis.errors import InputError, PredictorError
 from infodis.item import Item, Positions, all_known, as_sequence
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor, gather_surprisal
@@ -42,6 +42,9 @@ WINDOW = 2**19
 CONTROL_CHUNK = 2**16
 """The same for fitting a control, which holds some ten numbers per entry: small enough for the processor's cache."""
 
+MOST = 1e150
+"""Nats of a replicate: squares of more overflow, and a standard error would be NaN."""
+
 Stopped = Literal["budget spent", "standard error reached", "cap reached", "exact"]
 Tokens = Iterable[int] | Iterable[Iterable[int]] | Iterable[Tensor] | Tensor
 
@@ -56,6 +59,15 @@ class Replicated(abc.ABC):
     """Forward rows spent."""
     seed: int
     stopped: Stopped
+
+    def __post_init__(self) -> None:
+        fine = (self.replicates.abs() <= MOST) | self.replicates.isinf()  # NaN compares false
+        if not bool(fine.all()):
+            worst = float(self.replicates[~fine][0])
+            raise PredictorError(
+                f"{self.quantity} must be a number of at most {MOST:g} nats, or infinite for what cannot happen; a "
+                f"replicate is {worst:g}. Look at what the predictor returns, and at the data, for absurd numbers."
+            )
 
     @functools.cached_property
     def value(self) -> float:

@@ -117,8 +117,8 @@ def _write(path: Path, given: "Sequence[Entry]", found: "Sequence[Bounds]", plan
     """A line per row."""
     from infodis.files import result_text
 
-    lines = (json.dumps(_record(entry, one, plan, model)) for entry, one in zip(given, found, strict=True))
-    result_text(path, "".join(f"{line}\n" for line in lines))
+    records = (_record(entry, one, plan, model) for entry, one in zip(given, found, strict=True))
+    result_text(path, "".join(f"{json.dumps(record, allow_nan=False)}\n" for record in records))
     console.print(f"Records: {path}")
 
 

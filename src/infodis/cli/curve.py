@@ -140,4 +140,4 @@ def _record(id: int | str, text: "TextProfile", model: "Model") -> dict[str, Any
 def _write(path: Path, records: list[dict[str, Any]]) -> None:
     from infodis.files import result_text
 
-    result_text(path, "".join(json.dumps(record) + "\n" for record in records))
+    result_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))

@@ -13,6 +13,7 @@ from typing import Any
 
 from infodis.errors import InfodisError
 from infodis.report.values import Figure
+from infodis.terminal import printable
 
 PALETTE = {
     "paper": ("#ffffff", "#14171a"),
@@ -37,7 +38,7 @@ TABLE = "table"
 
 PNG_SCALE = 2.0
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+FORMULA = ("=", "+", "-", "@", "\t", "\n")
 """What a spreadsheet's formula may begin with."""
 
 
@@ -121,7 +122,9 @@ def table(figure: Figure) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    """Carriage returns are written out, too: not all who write or read CSV keep them within a cell."""
+    text = printable(value, keep="\n\t") if isinstance(value, str) else value
+    return f"'{text}" if isinstance(text, str) and text.startswith(FORMULA) else text
 
 
 def _complete(figure: Figure) -> dict[str, Any]:
