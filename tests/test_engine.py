@@ -15,7 +15,7 @@ from infodis.bench.engine import instant
 from infodis.data import Characters
 from infodis.design import UniformCount
 from infodis.engine import store as stores
-from infodis.engine.documents import Window, cut_documents
+from infodis.engine.documents import DocumentsSpec, Window
 from infodis.engine.jobs import ModelSpec
 from infodis.engine.local import InProcess, Processes
 from infodis.engine.rolling import Rolled, Rolling
@@ -289,14 +289,13 @@ def flip(path):
     os.utime(path, ns=(0, written))
 
 
-@pytest.mark.parametrize("damaged", ["parts/000000/000000003.jsonl", stores.MANIFEST])
-def test_what_is_damaged_when_parts_are_joined_is_noticed(rows, tmp_path, damaged):
+def test_a_manifest_that_changes_before_the_join_is_noticed(rows, tmp_path):
     run(plan(rows, tmp_path / "whole.jsonl"))
     out = tmp_path / "out.jsonl"
 
     def watch(state):
         if state.done == state.rows:  # the last shard is noted; what follows is the join
-            flip(stores.work_directory(out) / damaged)
+            flip(stores.work_directory(out) / stores.MANIFEST)
 
     with pytest.raises(stores.Corrupted, match="Run the command again: it is redone"):
         run(plan(rows, out), watch)
@@ -475,7 +474,7 @@ def test_windows_share_the_bytes_of_their_document(tmp_path, name):
     path.write_text(text if name.endswith("txt") else json.dumps({"text": text}) + "\n", encoding="utf-8")
     opened = dataclasses.replace(instant().opened, tokenizer=Characters("e ß€"))
     model = dataclasses.replace(instant(), opened=opened)
-    found = cut_documents(str(path), tmp_path, model, windows=Windows(4, 3), limit=None, per_shard=9).read(0)
+    found = DocumentsSpec(InputSpec(str(path), 9), Windows(4, 3), None, model)(tmp_path).read(0)
     assert [len(window.item.target) for window in found] == [4, 3, 3]
     assert sum(window.bytes for window in found) == pytest.approx(len(text.encode()))
 

@@ -25,7 +25,7 @@ from infodis.files import (
     result_file,
     result_text,
 )
-from infodis.inputs import cut
+from infodis.inputs import InputSpec
 
 MINE = '{"text": "mine"}\n'
 
@@ -41,8 +41,7 @@ def here(tmp_path, monkeypatch):
 def score(rows, out, *, resume=True, settings=None, watch=lambda state: None):
     """As `infodis score` does, without a network to speak of."""
     job = InstantScore(request=Request(evaluations=2))
-    settings = {**job.settings(), **(settings or {})}
-    plan = Plan(out, job, lambda work: cut(rows, work, rows=1), settings, {}, InProcess(), resume=resume)
+    plan = Plan(out, job, InputSpec(str(rows), 1), InProcess(), settings or {}, resume=resume)
     return run(plan, watch)
 
 
