@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import re
 import sys
 from importlib import resources

@@ -274,7 +274,7 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
     if not os.path.lexists(path):
         return None
     try:
-        found = None if path.is_symlink() else json.loads(path.read_bytes())
+        found = None if path.is_symlink() else _as_written(path.read_bytes())
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("settings"), dict) or "sha256" not in found:
@@ -304,10 +304,15 @@ def read_settings(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
-        return unsealed(found) if CHECK in found else found  # earlier versions wrote none
+        return dict(_as_written(path.read_bytes()))
     except ValueError as error:
         raise InputError(f"{path} is damaged ({error}). Start over with --no-resume.") from error
+
+
+def _as_written(content: bytes) -> Any:
+    """A JSON object, if its checksum is right; earlier versions wrote none."""
+    found = json.loads(content)
+    return unsealed(found) if isinstance(found, dict) and CHECK in found else found
 
 
 def settled(out: Path, name: str) -> Any:
