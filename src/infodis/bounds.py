@@ -73,8 +73,7 @@ class Bound(Replicated):
     meaning: str
 
     def __repr__(self) -> str:
-        error = f"standard_error={self.standard_error:.2g}, evaluations={self.evaluations}"
-        return f"Bound({self.quantity} = {self.value:.4f} nats, {error}; {self.meaning})"
+        return f"Bound({self.quantity} = {self.value:.4f} nats, {self._precision()}; {self.meaning})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

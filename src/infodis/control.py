@@ -155,7 +155,7 @@ def predict(
 ) -> tuple[Values, Values]:
     """Cross-fitted h at every masked entry, and its known mean a_i for every position and row.
 
-    Rows of one fold are predicted from the rows of the others. At least two folds.
+    Rows of a fold are predicted from those of the other folds, rows behind all folds from all. At least two folds.
     """
     features = control.features(masked, *_neighbours(masked, maps)) * masked.float().unsqueeze(2)
     few = masked.shape[-1] < FEW_ROWS
@@ -165,8 +165,10 @@ def predict(
     ]
     total = _Moments.sum(moments)
     predictions, means = [], []
-    for (start, end), mine in zip(folds, moments, strict=True):
-        slope, intercept = _fit(control, total.minus(mine).scaled())
+    others = [(bounds, total.minus(mine)) for bounds, mine in zip(folds, moments, strict=True)]
+    behind = (folds[-1][1], masked.shape[-1])
+    for (start, end), known in [*others, (behind, total)] if behind[0] < behind[1] else others:
+        slope, intercept = _fit(control, known.scaled())
         change = (slope.float().unsqueeze(-1) * features[..., start:end]).sum(2)
         predictions.append(change.double() + intercept.unsqueeze(-1))
         means.append(intercept.unsqueeze(-1).expand(-1, -1, end - start))

@@ -36,8 +36,11 @@ WeightedMasks = tuple[Bool[Tensor, "batch rows length"], Float64[Tensor, "batch 
 LONGEST_ENUMERATION = 20
 """`Enumerate` lists 2^m - 1 masks; past this length that is more than a million."""
 
-AGREEMENT = 1e-20
-"""Nats squared: conditionals whose sums differ by less agree, but for rounding."""
+FEWEST_REPLICATES = 4
+"""With fewer, a spread says nothing about a standard error on average [eq:stein]."""
+
+FIRST_STAGE = 16
+"""Replicates whose spread decides how many more a requested standard error takes [eq:stein]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,10 @@ class MaskDesign(abc.ABC):
     def layout(self, length: int, rows: int) -> Layout:
         """The replicates that `rows` forward rows pay for; `InputError` names the smallest legal budget."""
 
+    def first_stage(self, length: int, rows: int) -> Layout:
+        """About `rows` forward rows as replicates enough to learn their spread from, on the way to a standard error."""
+        return self.layout(length, rows)
+
     @abc.abstractmethod
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
         """One replicate per batch entry, from its uniform numbers. Weights are zero where nothing is masked."""
@@ -99,8 +106,13 @@ class MaskDesign(abc.ABC):
         """Masks to look at before settling on a design: none, except for `Auto`."""
         return torch.zeros(0, length, dtype=torch.bool)
 
-    def settle(self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple["MaskDesign", int]:
-        """The design to draw from, and the rows left to spend, given the surprisals that `pilot` asked for."""
+    def settle(
+        self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"], *, precision: float | None = None
+    ) -> tuple["MaskDesign", int]:
+        """The design to draw from, and the rows left to spend, given the surprisals that `pilot` asked for.
+
+        `precision` is the standard error that was asked for, if one was.
+        """
         return self, rows
 
 
@@ -167,6 +179,13 @@ def _few_replicates(length: int, rows: int, design: str) -> Layout:
     return Layout(replicates, rows // replicates)
 
 
+def _many_replicates(length: int, rows: int, design: str) -> Layout:
+    """The same with replicates enough to learn their spread from."""
+    _check(length, rows, smallest=FEWEST_REPLICATES, design=design)
+    replicates = min(rows, FIRST_STAGE)
+    return Layout(replicates, rows // replicates)
+
+
 @dataclasses.dataclass(frozen=True)
 class TimeIntegral(MaskDesign):
     """The paper's baseline: level u ~ U(0, 1), every position masked with probability u, weight 1/u [eq:time-integral].
@@ -218,6 +237,9 @@ class StratifiedCount(MaskDesign):
 
     def layout(self, length: int, rows: int) -> Layout:
         return _few_replicates(length, rows, "StratifiedCount")
+
+    def first_stage(self, length: int, rows: int) -> Layout:
+        return _many_replicates(length, rows, "StratifiedCount")
 
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
         rows = levels.shape[-1]
@@ -276,6 +298,9 @@ class Tiled(MaskDesign):
 
     def layout(self, length: int, rows: int) -> Layout:
         return _few_replicates(length, rows, "Tiled")
+
+    def first_stage(self, length: int, rows: int) -> Layout:
+        return _many_replicates(length, rows, "Tiled")
 
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
         rows, length = keys.shape[-2:]
@@ -387,6 +412,9 @@ class Orders(MaskDesign):
         replicates = rows if length == 1 else (rows - 1) // self._each(length)
         return Layout(replicates, rows=(2 if self.antithetic else 1) * length)
 
+    def first_stage(self, length: int, rows: int) -> Layout:
+        return Layout(FEWEST_REPLICATES, rows=(2 if self.antithetic else 1) * length)
+
     def smallest(self, length: int) -> int:
         """The rows of two replicates: all orders share the fully masked row."""
         return max(2, 2 * self._each(length) + 1)
@@ -420,6 +448,9 @@ class Enumerate(MaskDesign):
             )
         return Layout(replicates=1, rows=2**length - 1)
 
+    def first_stage(self, length: int, rows: int) -> Layout:
+        return self.layout(length, max(rows, 2**length - 1) if length <= LONGEST_ENUMERATION else rows)
+
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
         batch, _, length = keys.shape
         codes = torch.arange(1, 2**length).unsqueeze(-1)
@@ -429,20 +460,27 @@ class Enumerate(MaskDesign):
         return _per_position(masked.expand(batch, -1, -1), (1 / (sizes * ways[sizes])).expand(batch, -1))
 
 
-STAR = 4
-"""Rows of a pilot star: a mask, and the same mask with one of three positions revealed."""
+LEAVES = 7
+"""Positions that a pilot star reveals, one at a time; three where rows are few."""
+
+NEGLIGIBLE = 1e-4
+"""Nats squared: where `Orders` is predicted to vary less, nothing better is looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto(MaskDesign):
-    """The default: `Enumerate` if it fits the budget, else the better of `Tiled` and `Orders` as a pilot finds it.
+    """The default: `Enumerate` if it fits the budget, else `Tiled`, or `Orders` if a pilot finds that it varies less.
 
     `Orders` is exact when the conditionals of a predictor agree with each other, and poor when they do not. The pilot
-    measures how much they disagree by commutators [eq:commutator]: revealing a then b, or b then a, must give the same
-    sum of surprisals. Its rows are **stars**, a mask and three masks with one position less, which hold three
-    commutators each. The three are neighbours, and about half of the target is masked: that is where the conditionals
-    of networks disagree. `Orders` is taken if the variance that the commutators predict for it is below what `Tiled`
-    typically has [eq:auto].
+    looks at **stars**: a mask, and the same mask with one of a few positions revealed. Revealing b changes the
+    surprisal of a by some amount, revealing a changes that of b by another; if the conditionals agree, the two amounts
+    are equal [eq:commutator]. The mean square of their difference predicts the variance of `Orders`; their own mean
+    square, which is how much surprisals depend on what is visible, predicts that of `Tiled` [eq:auto]. Stars reveal
+    neighbours and positions far apart in turn, of masks of all sizes.
+
+    `Orders` is taken only if its predicted variance is below `margin` times that of `Tiled`: predictions are off by
+    factors of two, and a wrong `Orders` costs more than a wrong `Tiled`. Orders come with their reverses where two such
+    pairs fit, which takes out of their variance what depends on the order of pairs alone.
 
     The pilot's masks are fixed, not drawn, and its rows do not enter the estimate: looking at them cannot bias it. They
     count towards the budget. Only where that leaves `Orders` less than two orders, the pilot comes on top, by at most
@@ -450,16 +488,18 @@ class Auto(MaskDesign):
     """
 
     tiled: Tiled = Tiled()
-    orders: Orders = Orders()
-    share: float = 1 / 16
+    margin: float = 0.4
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise InputError(f"Auto spends a share between 0 and 1 of its rows on the pilot, got {self.share}.")
+        if not 0 < self.margin < math.inf:
+            raise InputError(f"Auto needs a positive margin, got {self.margin}.")
 
     def layout(self, length: int, rows: int) -> Layout:
         """Without a predictor to ask: `Enumerate` or `Tiled`."""
         return self._blind(length, rows).layout(length, rows)
+
+    def first_stage(self, length: int, rows: int) -> Layout:
+        return self._blind(length, rows).first_stage(length, rows)
 
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
         rows, length = keys.shape[-2:]
@@ -469,60 +509,64 @@ class Auto(MaskDesign):
         return Enumerate() if length <= LONGEST_ENUMERATION and 2**length - 1 <= rows else self.tiled
 
     def pilot(self, length: int, rows: int) -> Bool[Tensor, "pilot length"]:
-        smallest = self.orders.smallest(length)
-        if length < STAR or rows < smallest or isinstance(self._blind(length, rows), Enumerate):
+        smallest = Orders().smallest(length)
+        if length < 4 or rows < smallest or isinstance(self._blind(length, rows), Enumerate):
             return torch.zeros(0, length, dtype=torch.bool)
-        spare = min(int(self.share * rows), rows - smallest)
-        return _stars(length, max(1, spare // STAR))
+        leaves = min(LEAVES, length - 1) if rows >= max(64, smallest + LEAVES + 1) else 3
+        stars = max(1, min(4, rows // (12 * (1 + leaves)), (rows - smallest) // (1 + leaves)))
+        return _stars(length, stars, leaves)[0].flatten(0, 1)
 
-    def settle(self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple[MaskDesign, int]:
+    def settle(
+        self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"], *, precision: float | None = None
+    ) -> tuple[MaskDesign, int]:
         spent = surprisal.shape[0]
         if spent == 0:
             return self._blind(length, rows), rows
-        base = _stars(length, spent // STAR).unflatten(0, (-1, STAR))[:, 0]
-        stars = surprisal.unflatten(0, (-1, STAR))
-        left = max(rows - spent, self.orders.smallest(length))
-        predicted = (
-            0.75 * length * _commutators(base, stars).square().mean() / self.orders.layout(length, left).replicates
-        )
-        typical = length / rows * _spread(base, stars[:, 0])
-        # a pilot may meet nothing but certain tokens, and not tell; an inf or NaN compares false, and Tiled reports it
-        if bool(predicted < typical) or bool(predicted <= AGREEMENT):
-            return self.orders, left
+        left = max(rows - spent, Orders().smallest(length))
+        difference, change = _disagreement(length, surprisal)
+        pairs = 0 if precision is not None else (left - 1) // (2 * (length - 1))
+        orders = Orders(antithetic=pairs >= 2)
+        each = length / 4 * difference * (0.75 if orders.antithetic else 2.0)
+        predicted = each / (pairs if orders.antithetic else (left - 1) // (length - 1))
+        typical = length**2 * change * (0.12 + 0.5 * length / left) / left  # [eq:auto]
+        enough = precision is None or each <= precision**2  # so that the fewest replicates will do
+        if enough and (predicted <= NEGLIGIBLE or predicted < self.margin * typical):  # false if one is not a number
+            return orders, left
         return self.tiled, max(rows - spent, 2)
 
 
 @functools.lru_cache(maxsize=64)
-def _stars(length: int, count: int) -> Bool[Tensor, "rows length"]:
-    """Fixed masks for a pilot: of sizes around a half, a mask and three masks with one of three neighbours revealed."""
-    place = (torch.arange(count) + 0.5) / count
+def _stars(
+    length: int, count: int, leaves: int
+) -> tuple[Bool[Tensor, "stars rows length"], Int[Tensor, "stars leaves"]]:
+    """Fixed masks for a pilot: stars of a mask and `leaves` masks with one position revealed, and these positions.
+
+    Every other star reveals neighbours; the others reveal positions spread over the target.
+    """
+    place = (torch.arange(count) + 0.5).unsqueeze(-1) / count
+    near = (place * (length - leaves + 1)).long() + torch.arange(leaves)
+    far = ((torch.arange(leaves) + place) * length / leaves).long().clamp(max=length - 1)
+    revealed = torch.where(torch.arange(count).unsqueeze(-1) % 2 == 0, near, far)
     keys = uniforms(count, length, generator=stream(0, "pilot", length))
-    neighbours = (place * (length - STAR + 2)).long().unsqueeze(-1) + torch.arange(STAR - 1)
-    turn = _rank(keys.scatter(1, neighbours, -1.0))
-    sizes = ((0.75 - 0.5 * place) * length).round().long().clamp(min=STAR)
-    base = (turn < sizes.unsqueeze(-1)).unsqueeze(1)
-    revealed = neighbours.unsqueeze(-1) == torch.arange(length)
-    return torch.cat([base, base & ~revealed], dim=1).flatten(0, 1)
+    turn = _rank(keys.scatter(1, revealed, -1.0))
+    shares = torch.tensor([0.6, 0.4, 0.8, 0.5])[:count].unsqueeze(-1)
+    base = (turn < (shares * length).round().clamp(min=leaves)).unsqueeze(1)
+    return torch.cat([base, base & (revealed.unsqueeze(-1) != torch.arange(length))], dim=1), revealed
 
 
-def _commutators(base: Tensor, stars: Float64[Tensor, "stars four length"]) -> Float64[Tensor, "stars three"]:
-    """f(M, a) + f(M - a, b) - f(M, b) - f(M - b, a) for the three pairs a, b that a star reveals [eq:commutator]."""
-    leaves = _stars(base.shape[-1], base.shape[0]).unflatten(0, (-1, STAR))[:, 1:]
-    revealed = [base & ~leaf for leaf in leaves.unbind(1)]
+def _disagreement(length: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple[float, float]:
+    """What a pilot saw: mean squares of commutators and of the changes that they are differences of [eq:commutator].
 
-    def at(row: int, position: int) -> Tensor:
-        return (stars[:, row] * revealed[position]).sum(-1)
-
-    pairs = [(0, 1), (0, 2), (1, 2)]
-    return torch.stack([at(0, a) + at(1 + a, b) - at(0, b) - at(1 + b, a) for a, b in pairs], dim=-1)
-
-
-def _spread(base: Bool[Tensor, "stars length"], surprisal: Float64[Tensor, "stars length"]) -> Float64[Tensor, ""]:
-    """The scale of what `Tiled` has to average out: the variance of surprisals in a row, at least their mean^2 / 4."""
-    size = base.sum(-1, keepdim=True)
-    mean = surprisal.sum(-1, keepdim=True) / size
-    variance = ((surprisal - mean).square() * base).sum(-1, keepdim=True) / (size - 1)
-    return torch.maximum(variance, mean.square() / 4).mean()
+    The change of a by b is f(M, a) - f(M - b, a); the commutator is the change of a by b less that of b by a.
+    """
+    leaves = next(n for n in (min(LEAVES, length - 1), 3) if surprisal.shape[0] % (1 + n) == 0)
+    rows = surprisal.unflatten(0, (-1, 1 + leaves))
+    revealed = _stars(length, rows.shape[0], leaves)[1].unsqueeze(1).expand(-1, 1 + leaves, -1)
+    at = rows.gather(2, revealed)
+    changes = at[:, :1] - at[:, 1:]
+    others = ~torch.eye(leaves, dtype=torch.bool)
+    commutators = (changes - changes.transpose(1, 2))[:, others]
+    return float(commutators.square().mean()), float(changes[:, others].square().mean())
 
 
 NAMED: dict[str, MaskDesign] = {

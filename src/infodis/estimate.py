@@ -5,7 +5,6 @@ standard error comes from independent replicates of all of that.
 """
 
 import abc
-import contextlib
 import dataclasses
 import functools
 import math
@@ -19,19 +18,27 @@ from torch import Tensor
 
 from infodis.batching import Batching, converse, run
 from infodis.control import Control, Neighbours, fold_bounds, neighbour_maps, predict
-from infodis.design import LONGEST_ENUMERATION, Auto, Enumerate, Layout, MaskDesign, numbers_of
+from infodis.design import (
+    FEWEST_REPLICATES,
+    FIRST_STAGE,
+    LONGEST_ENUMERATION,
+    Auto,
+    Enumerate,
+    Layout,
+    MaskDesign,
+    numbers_of,
+)
 from infodis.errors import InputError, PredictorError
 from infodis.item import Item, Positions, all_known, as_sequence
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor, gather_surprisal
-from infodis.rng import key
 
 DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
 """Forward rows per sequence at which a request for a standard error gives up, unless `evaluations` says otherwise."""
 
-GLANCES = (24, 32, 64)
-"""Forward rows to look at before more are spent on a standard error."""
+SMALLEST_STAGE = 64
+"""Forward rows of a first stage at least: sixteen replicates of four rows."""
 
 CHUNK = 2**18
 """Mask entries (items x rows x positions) worked on at a time: bounds memory, changes no number."""
@@ -59,6 +66,8 @@ class Replicated(abc.ABC):
     """Forward rows spent."""
     seed: int
     stopped: Stopped
+    first: int | None = dataclasses.field(default=None, kw_only=True)
+    """Where a standard error was asked for: the replicates of the first stage, whose spread decided on the others."""
 
     def __post_init__(self) -> None:
         fine = (self.replicates.abs() <= MOST) | self.replicates.isinf()  # NaN compares false
@@ -79,24 +88,60 @@ class Replicated(abc.ABC):
         """True if a conditional probability of zero was met. One is enough: the value is infinite, for certain."""
         return math.isinf(self.value)
 
+    @property
+    def degrees_of_freedom(self) -> int:
+        """How well the standard error is known: of Student's t in `interval`. 0 where nothing is random."""
+        return (self.first or self.replicates.numel()) - 1
+
     @functools.cached_property
     def standard_error(self) -> float:
-        """Of `value`, from the spread of the replicates; 0 where nothing is random or the value is infinite."""
-        count = self.replicates.numel()
-        if count == 1 or self.impossible:
+        """Of `value`, from the spread of the replicates; 0 where nothing is random or the value is infinite.
+
+        After a request for a standard error only the spread of the first stage counts, made a little larger so that its
+        square is on average that of the true error [eq:stein].
+        """
+        return self._scale * (1.0 if self.first is None else stein_factor(self.first))
+
+    @functools.cached_property
+    def _scale(self) -> float:
+        if self.replicates.numel() == 1 or self.impossible:
             return 0.0
-        return float(self.replicates.std()) / math.sqrt(count)
+        return float(self.replicates[: self.first].std()) / math.sqrt(self.replicates.numel())
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """A confidence interval at `level`, by Student's t with (replicates - 1) degrees of freedom."""
-        from scipy.stats import t  # imported here: it takes longer than an estimate
-
+        """A confidence interval at `level`, by Student's t with `degrees_of_freedom`."""
         if not 0 < level < 1:
             raise InputError(f"A confidence level must lie between 0 and 1, got {level}.")
-        if self.standard_error == 0:
+        if self._scale == 0:
             return self.value, self.value
-        half = float(t.ppf((1 + level) / 2, self.replicates.numel() - 1)) * self.standard_error
+        half = student_quantile((1 + level) / 2, self.degrees_of_freedom) * self._scale
         return self.value - half, self.value + half
+
+    def _precision(self) -> str:
+        """How sure the value is, in words."""
+        if self._scale == 0:
+            return f"evaluations={self.evaluations}"
+        low, high = self.interval()
+        return (
+            f"standard_error={self.standard_error:.2g}, 95 % interval {low:.4f} to {high:.4f}, "
+            f"evaluations={self.evaluations}"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def student_quantile(share: float, degrees: int) -> float:
+    """The value below which Student's t lies with probability `share`."""
+    from scipy.stats import t  # imported here: it takes longer than an estimate
+
+    return float(t.ppf(share, degrees))
+
+
+def stein_factor(first: int) -> float:
+    """How many times larger than its estimate a standard error is, in the mean square, after stopping by it [eq:stein].
+
+    The estimate is the spread of `first` normal replicates; the mean of 1 / chi-squared with n degrees is 1 / (n - 2).
+    """
+    return math.sqrt((first - 1) / (first - 3))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,12 +172,16 @@ class Estimate(Replicated):
         Runs must be of the same predictor (which cannot be checked here), sequence, design and budget, and differ in
         their seeds, or they hold the same masks.
         """
-        mine = (self.quantity, self.design, self.control, self.about)
-        its = (other.quantity, other.design, other.control, other.about)
-        if mine != its:
+        if self.first is not None or other.first is not None:
+            raise InputError(
+                "Estimates towards a standard error cannot be merged: how many replicates each holds was decided by "
+                "their spread. Merge estimates of fixed budgets (evaluations=...), or ask for a smaller standard error."
+            )
+        kinds = [(one.quantity, one.design, one.control, one.about) for one in (self, other)]
+        if kinds[0] != kinds[1]:
             raise InputError(
                 "Only estimates of the same quantity, sequence, design, control and rows per replicate can be merged, "
-                f"got {mine} and {its}."
+                f"got {kinds[0]} and {kinds[1]}."
             )
         if self.stopped == "exact":
             return self
@@ -141,10 +190,6 @@ class Estimate(Replicated):
                 f"Both estimates were drawn with seed {min(self.seeds & other.seeds)}: they hold the same masks. "
                 "Change one seed."
             )
-        return dataclasses.replace(self.pooled(other), seeds=self.seeds | other.seeds)
-
-    def pooled(self, other: "Estimate") -> "Estimate":
-        """All replicates together, without a question whether they belong together."""
         counts = self.replicates.numel(), other.replicates.numel()
         mine, its = (count / sum(counts) for count in counts)
         return dataclasses.replace(
@@ -153,12 +198,12 @@ class Estimate(Replicated):
             per_token=mine * self.per_token + its * other.per_token,
             per_token_error=torch.hypot(mine * self.per_token_error, its * other.per_token_error),
             evaluations=self.evaluations + other.evaluations,
+            seeds=self.seeds | other.seeds,
         )
 
     def __repr__(self) -> str:
         return (
-            f"Estimate({self.quantity} = {self.value:.4f} nats, standard_error={self.standard_error:.2g}, "
-            f"replicates={self.replicates.numel()}, evaluations={self.evaluations}, "
+            f"Estimate({self.quantity} = {self.value:.4f} nats, {self._precision()}, "
             f"bits_per_token={self.bits_per_token:.3f}, design={self.design}"
             + (", impossible" if self.impossible else "")
             + ")"
@@ -174,8 +219,6 @@ class Request:
     evaluations: int | None = None
     standard_error: float | None = None
     batch_size: int | None = None
-    replicates: int | None = None
-    """At most so many, whatever the budget pays for."""
     relative: float | None = None
     """A standard error to reach, as a share of the value; the stricter one holds if both are given."""
 
@@ -212,49 +255,56 @@ class Request:
             default = 2**LONGEST_ENUMERATION - 1
         return default if self.evaluations is None else self.evaluations
 
-    def glances(self, length: int) -> list[int]:
-        """Small budgets to try on the way to a standard error."""
-        if not self.open_ended or length <= 8:  # so few positions are soon enumerated
-            return []
-        first, found = self.first_rows(length), []
-        for rows in GLANCES:
-            with contextlib.suppress(InputError):  # a design that cannot do with so few rows
-                self.design.layout(length, rows)
-                found += [rows] if 2 * rows <= first and 8 * rows <= self.rows else []
-        return found
-
-    def entries(self, length: int) -> int:
-        """Mask entries of what most items of that length begin with."""
-        rows = (self.glances(length) or [self.first_rows(length)])[0]
-        return length * (min(rows, 2 ** min(length, 63)) if isinstance(self.design, Enumerate) else rows)
-
-    def first_rows(self, length: int) -> int:
-        """What to spend before looking at the standard error for the first time."""
-        if self.open_ended and not isinstance(self.design, Enumerate):
-            two_orders = min(2 * length + 8, 256)  # so that Auto may take Orders where two of them are not too dear
-            everything = 2**length - 1 if length <= 8 else 0
-            return min(self.rows, max(64, two_orders, everything))
-        return self.rows
-
     def check_budget(self) -> None:
         """Refuse a budget that pays for no target of more than one token, before any is looked at."""
         self.design.layout(2, self.rows)
 
-    def fixed(self, rows: int) -> "Request":
-        """The same with so many rows, whatever the error."""
-        return dataclasses.replace(self, evaluations=rows, standard_error=None, relative=None)
+    def first_rows(self, length: int) -> int:
+        """What to spend before looking at the spread for the first time.
 
-    def is_precise(self, replicates: Float64[Tensor, " replicates"]) -> bool:
-        """Whether the standard error is small enough, with some allowance for how badly few replicates know it.
-
-        Without the allowance runs would stop whenever the first few replicates happen to agree.
+        On the way to a standard error it is about two thirds of what texts typically need: their variance times the
+        rows spent is around half a nat squared per token. Many small replicates cost more than few large ones, but too
+        large a first stage cannot be taken back.
         """
-        if not bool(replicates.isfinite().all()):
-            return True
-        count = replicates.numel()
-        found = float(replicates.std()) / math.sqrt(count) * (1 + 2 / (count - 1))
-        share = math.inf if self.relative is None else self.relative * abs(float(replicates.mean()))
-        return found <= min(share, self.standard_error or math.inf)
+        if not self.open_ended:
+            return self.rows
+        typical = 0.5 * length / self.precision(float(length)) ** 2
+        each = max(SMALLEST_STAGE // FIRST_STAGE, min(64, round(typical / (1.5 * FIRST_STAGE))))
+        return min(self.rows, FIRST_STAGE * each)
+
+    def first_layout(self, design: MaskDesign, length: int, rows: int) -> Layout:
+        """The replicates of a fixed budget, or of the first stage towards a standard error."""
+        layout = design.first_stage(length, rows) if self.open_ended else design.layout(length, rows)
+        if self.open_ended and 1 < layout.replicates < FEWEST_REPLICATES:
+            raise InputError(
+                f"A requested standard error takes at least {FEWEST_REPLICATES} replicates to begin with; {design} "
+                f"makes {layout.replicates} of {rows} forward rows. Raise evaluations, or leave it out."
+            )
+        return layout
+
+    def precision(self, value: float) -> float:
+        """The standard error that is asked for if the value is this."""
+        share = math.inf if self.relative is None else self.relative * abs(value)
+        return min(share, self.standard_error or math.inf)
+
+    def replicates_for(self, first: Float64[Tensor, " replicates"], *, most: int) -> "tuple[int, Stopped]":
+        """How many replicates there shall be, given those of a first stage, and what will have been reached [eq:stein].
+
+        The only look at the spread: it decides once, and is never estimated anew.
+        """
+        count = first.numel()
+        if not self.open_ended:
+            return count, "budget spent"
+        if not bool(first.isfinite().all()):
+            return count, "standard error reached"
+        spread, precision = float(first.std()), self.precision(float(first.mean()))
+        if stein_factor(count) * spread <= precision * math.sqrt(count):
+            return count, "standard error reached"
+        wanted = (stein_factor(count) * spread / precision) ** 2 if precision else math.inf
+        if wanted > most:
+            return max(count, most), "cap reached"
+        step = max(1, count // 4)  # few different numbers: items that need as many go on together
+        return min(most, math.ceil(wanted / step) * step), "standard error reached"
 
 
 def nll(
@@ -284,8 +334,8 @@ def nll(
             For many sequences give one set for all or a list of sets.
         evaluations: forward rows to spend on each sequence, at most: 128 by default, all masks with `Enumerate`. What
             does not make up another replicate is left over; `Estimate.evaluations` says what was spent.
-        standard_error: instead, add replicates until the standard error is at most this, or `evaluations` (4096 by
-            default) are spent; `Estimate.stopped` says which.
+        standard_error: instead, spend what this takes, by a first stage that fixes the scale and a second that its
+            spread asks for [eq:stein], or `evaluations` (4096 by default) at most; `Estimate.stopped` says which.
         relative: the same with a standard error that is this share of the value; the stricter holds if both are given.
         design: where to look. All designs are unbiased; they differ in variance.
         control: what to subtract; `None` for nothing.
@@ -390,7 +440,7 @@ def estimate_items(
         estimating(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])
         for group in groups
     )
-    largest = max(len(group) * request.entries(items[group[0]].target.numel()) for group in groups)
+    largest = max(len(group) * _entries(items[group[0]], request) for group in groups)
     batching = Batching(request.batch_size, together=max(1, WINDOW // largest))
     found: dict[int, Estimate] = {}
     for group, estimates in zip(groups, converse(conversations, batching), strict=True):
@@ -401,34 +451,68 @@ def estimate_items(
 def estimating(
     predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]
 ) -> Conversation[list[Estimate]]:
-    """The conversation that estimates items of one length and target size.
-
-    On the way to a standard error a few rows are looked at first: for some items they are enough. What a glance saw is
-    not used again, since whether there is more to come was decided by it.
-    """
+    """The conversation that estimates items of one length and target size."""
+    asker, length = Asker.of(predictor, items), items[0].target.numel()
+    seen, settled = yield from settling(asker, request)
+    groups: dict[tuple[MaskDesign, int], list[int]] = {}
+    for number, choice in enumerate(settled):
+        groups.setdefault(choice, []).append(number)
     found: dict[int, Estimate] = {}
-    spent = [0] * len(items)
-    left = list(range(len(items)))
-    for rows in request.glances(items[0].target.numel()):
-        if not left:
-            break
-        others = [key(names[n], "glance", rows) for n in left]
-        begun = yield from Run.begin(predictor, [items[n] for n in left], request.fixed(rows), seed=seed, names=others)
-        for n, estimate in zip(left, (yield from begun.finish()), strict=True):
-            spent[n] += estimate.evaluations
-            if estimate.stopped == "exact" or request.is_precise(estimate.replicates):
-                reached: Stopped = "exact" if estimate.stopped == "exact" else "standard error reached"
-                found[n] = dataclasses.replace(estimate, stopped=reached, evaluations=spent[n])
-        left = [n for n in left if n not in found]
-    if left:
-        rest = dataclasses.replace(request, evaluations=request.rows - max(spent[n] for n in left))
-        begun = yield from Run.begin(
-            predictor, [items[n] for n in left], rest, seed=seed, names=[names[n] for n in left]
+    for (design, rows), members in groups.items():
+        begun = Sample.of(
+            [items[n] for n in members],
+            [names[n] for n in members],
+            asker.subset(torch.tensor(members)),
+            design,
+            request.first_layout(design, length, rows),
+            control=request.control,
+            seed=seed,
+            seen=seen.subset(torch.tensor(members)),
         )
-        for n, estimate in zip(left, (yield from begun.finish()), strict=True):
-            more = spent[n]
-            found[n] = dataclasses.replace(estimate, evaluations=more + estimate.evaluations) if more else estimate
+        sample = yield from begun.extend(begun.layout.replicates)
+        found |= dict(zip(members, (yield from _second_stage(sample, request)), strict=True))
     return [found[n] for n in range(len(items))]
+
+
+def settling(asker: Asker, request: Request) -> Conversation[tuple[Observations, list[tuple[MaskDesign, int]]]]:
+    """A pilot, if the design wants one; for every item the design it settles on, and the rows left to spend."""
+    items, length = asker.target.shape
+    rows = request.first_rows(length)
+    pilot = request.design.pilot(length, rows)
+    seen = yield from Observations.none(items, length).extend(asker, pilot.expand(items, -1, -1))
+    precision = request.precision(float(length)) if request.open_ended else None
+    return seen, [request.design.settle(length, rows, found, precision=precision) for found in seen.surprisal]
+
+
+def _second_stage(sample: "Sample", request: Request) -> Conversation[list[Estimate]]:
+    """Estimates from a first stage: what its spread asks for is drawn, and all of it summed up.
+
+    Where everything could be enumerated for that, it is.
+    """
+    if sample.layout.replicates == 1:
+        return sample.estimates(None, "exact")
+    count, length = sample.count, sample.weight.shape[-1]
+    most = (request.rows - sample.skip) // sample.layout.rows
+    goals = [request.replicates_for(values, most=most) for values in sample.combine()[0]]
+    found: dict[int, Estimate] = {}
+    for goal, stopped in dict.fromkeys(goals):
+        places = [place for place, other in enumerate(goals) if other == (goal, stopped)]
+        some = sample.subset(torch.tensor(places))
+        if isinstance(request.design, Auto) and 2 ** min(length, 64) <= (goal - count) * sample.layout.rows:
+            some = yield from some.enumerated().extend(1)
+            estimates = some.estimates(None, "exact")
+        else:
+            some = yield from some.extend(goal)
+            estimates = some.estimates(count if request.open_ended else None, stopped)
+        found |= dict(zip(places, estimates, strict=True))
+    return [found[place] for place in range(len(goals))]
+
+
+def _entries(item: Item, request: Request) -> int:
+    """Mask entries that an item begins with."""
+    length = item.target.numel()
+    rows = request.first_rows(length)
+    return length * (min(rows, 2 ** min(length, 63)) if isinstance(request.design, Enumerate) else rows)
 
 
 def _chunks(items: Sequence[Item], request: Request) -> Iterator[list[int]]:
@@ -436,159 +520,120 @@ def _chunks(items: Sequence[Item], request: Request) -> Iterator[list[int]]:
     groups: dict[tuple[int, int], list[int]] = {}
     for number, item in enumerate(items):
         groups.setdefault((item.length, item.target.numel()), []).append(number)
-    for (_, target), members in sorted(groups.items(), reverse=True):  # neighbours pad each other least
-        step = max(1, CHUNK // (request.first_rows(target) * target))
+    for _, members in sorted(groups.items(), reverse=True):  # neighbours pad each other least
+        step = max(1, CHUNK // _entries(items[members[0]], request))
         for start in range(0, len(members), step):
             yield members[start : start + step]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
-    """Items of one length and target size, after their pilot: what was seen, and the design each settled on."""
+class Sample:
+    """Replicates of one design for items of one length and target size: masks, weights and surprisals."""
 
     items: list[Item]
     names: list[int]
+    """Of the items' random streams."""
     asker: Asker
-    seen: Observations
-    settled: list[tuple[MaskDesign, int]]
-    request: Request
-    seed: int
-
-    @staticmethod
-    def begin(
-        predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]
-    ) -> "Conversation[Run]":
-        length, design = items[0].target.numel(), request.design
-        rows = request.first_rows(length)
-        asker = Asker.of(predictor, items)
-        pilot = design.pilot(length, rows)
-        seen = yield from Observations.none(len(items), length).extend(asker, pilot.expand(len(items), -1, -1))
-        settled = [design.settle(length, rows, surprisal) for surprisal in seen.surprisal]
-        return Run(items, names, asker, seen, settled, request, seed)
-
-    def finish(self) -> Conversation[list[Estimate]]:
-        """Draw, observe and combine, design by design."""
-        found: dict[int, Estimate] = {}
-        groups: dict[tuple[MaskDesign, int], list[int]] = {}
-        for number, choice in enumerate(self.settled):
-            groups.setdefault(choice, []).append(number)
-        for (design, rows), members in groups.items():
-            layout = design.layout(self.items[0].target.numel(), rows)
-            if self.request.replicates is not None:
-                layout = dataclasses.replace(layout, replicates=min(layout.replicates, self.request.replicates))
-            found |= yield from self._until_done(design, layout, torch.tensor(members))
-        return [found[n] for n in range(len(self.items))]
-
-    def _until_done(self, design: MaskDesign, layout: Layout, members: Int[Tensor, " some"]) -> Conversation[dict]:
-        """Add replicates to all members alike until each has what was asked for."""
-        found: dict[int, Estimate] = {}
-        sample = Sample.none(self, design, layout, members)
-        count = layout.replicates
-        while members.numel():
-            sample = yield from sample.extend(range(sample.count, count))
-            combined = sample.combine()
-            grown = min(max(count + 1, count * 5 // 4), max(count, self.request.rows // layout.rows))
-            done = [self._stopped(values, layout, grown) for values in combined[0]]
-            each = zip(members.tolist(), done, sample.seen.cost.tolist(), *combined, strict=True)
-            for number, stopped, cost, *parts in each:
-                if stopped is not None:
-                    found[number] = self._estimate(number, sample, cost, parts, stopped)
-            going = torch.tensor([n for n, stopped in enumerate(done) if stopped is None], dtype=torch.int64)
-            members, sample, count = members[going], sample.subset(going), grown
-        return found
-
-    def _stopped(self, replicates: Float64[Tensor, " replicates"], layout: Layout, grown: int) -> Stopped | None:
-        if layout.replicates == 1:
-            return "exact"
-        if not self.request.open_ended:
-            return "budget spent"
-        if self.request.is_precise(replicates):
-            return "standard error reached"
-        return "cap reached" if grown == replicates.numel() else None
-
-    def _estimate(self, number: int, sample: "Sample", cost: int, combined: list[Tensor], stopped: Stopped) -> Estimate:
-        item, design = self.items[number], sample.design
-        control = None if design.telescoping else self.request.control
-        about = (item.key, sample.layout.rows)
-        values, credits, errors = combined
-        return Estimate(
-            "nll",
-            values,
-            cost,
-            self.seed,
-            stopped,
-            credits,
-            errors,
-            item.target,
-            design,
-            control,
-            about,
-            frozenset({self.seed}),
-        )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sample:
-    """Replicates of one design for some items of a run: masks, weights and surprisals."""
-
-    run: Run
     design: MaskDesign
     layout: Layout
-    members: Int[Tensor, " items"]
+    control: Control | None
+    seed: int
     weight: Float64[Tensor, "items rows target"]
     seen: Observations
     skip: int
-    """Rows of `seen` that belong to the pilot."""
+    """Rows of `seen` that were there before: a pilot's."""
 
     @staticmethod
-    def none(run: Run, design: MaskDesign, layout: Layout, members: Int[Tensor, " items"]) -> "Sample":
-        seen = run.seen.subset(members)
-        weight = torch.zeros(len(members), 0, seen.masked.shape[-1], dtype=torch.float64)
-        return Sample(run, design, layout, members, weight, seen, skip=seen.masked.shape[1])
+    def of(
+        items: list[Item],
+        names: list[int],
+        asker: Asker,
+        design: MaskDesign,
+        layout: Layout,
+        *,
+        control: Control | None,
+        seed: int,
+        seen: Observations | None = None,
+    ) -> "Sample":
+        """No replicates yet."""
+        known = Observations.none(*asker.target.shape) if seen is None else seen
+        weight = torch.zeros(known.masked.shape[0], 0, known.masked.shape[2], dtype=torch.float64)
+        skip = known.masked.shape[1]
+        return Sample(items, names, asker, design, layout, control, seed, weight, known, skip)
 
     @property
     def count(self) -> int:
         return self.weight.shape[1] // self.layout.rows
 
-    def subset(self, items: Int[Tensor, " some"]) -> "Sample":
+    def subset(self, places: Int[Tensor, " some"]) -> "Sample":
         return dataclasses.replace(
-            self, members=self.members[items], weight=self.weight[items], seen=self.seen.subset(items)
+            self,
+            items=[self.items[place] for place in places.tolist()],
+            names=[self.names[place] for place in places.tolist()],
+            asker=self.asker.subset(places),
+            weight=self.weight[places],
+            seen=self.seen.subset(places),
         )
 
-    def cost(self, place: int) -> int:
-        return int(self.seen.cost[place])
+    @staticmethod
+    def joined(samples: "Sequence[Sample]") -> "Sample":
+        """Samples of one predictor, shape, design and number of replicates as one."""
+        first = samples[0]
+        return dataclasses.replace(
+            first,
+            items=[item for sample in samples for item in sample.items],
+            names=[name for sample in samples for name in sample.names],
+            asker=Asker.joined([sample.asker for sample in samples]),
+            weight=torch.cat([sample.weight for sample in samples]),
+            seen=Observations.joined([sample.seen for sample in samples]),
+        )
 
-    def extend(self, replicates: range) -> "Conversation[Sample]":
-        """Draw further replicates, each from the stream of its item and number."""
-        length = self.weight.shape[-1]
-        names = [self.run.names[n] for n in self.members.tolist()]
-        paths = [(name, replicate) for name in names for replicate in replicates]
-        masked, weight = self.design.masks(*numbers_of(length, self.layout, seed=self.run.seed, paths=paths))
-        shape = (len(names), len(replicates) * self.layout.rows, length)
-        seen = yield from self.seen.extend(self.run.asker.subset(self.members), masked.reshape(shape))
+    def enumerated(self) -> "Sample":
+        """All masks instead; those that were seen are known."""
+        layout = Enumerate().layout(self.weight.shape[-1], 2 ** self.weight.shape[-1])
+        return Sample.of(
+            self.items, self.names, self.asker, Enumerate(), layout, control=None, seed=self.seed, seen=self.seen
+        )
+
+    def extend(self, count: int) -> "Conversation[Sample]":
+        """Draw further replicates, `count` in all, each from the stream of its item and number."""
+        length, more = self.weight.shape[-1], range(self.count, count)
+        if not more:
+            return self
+        paths = [(name, replicate) for name in self.names for replicate in more]
+        masked, weight = self.design.masks(*numbers_of(length, self.layout, seed=self.seed, paths=paths))
+        shape = (len(self.names), len(more) * self.layout.rows, length)
+        seen = yield from self.seen.extend(self.asker, masked.reshape(shape))
         return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
 
     def combine(
-        self,
+        self, first: int | None = None
     ) -> tuple[Float64[Tensor, "items replicates"], Float64[Tensor, "items target"], Float64[Tensor, "items target"]]:
-        """The value of every replicate, and the credit of every position with its standard error."""
+        """The value of every replicate, and the credit of every position with its standard error.
+
+        `first` replicates alone decide on a control and on errors, where the others were drawn because of them.
+        """
         masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
         impossible = self.seen.surprisal.isinf().flatten(1).any(1)  # the pilot's rows count: one is enough
         finite = torch.where(surprisal.isinf(), 0.0, surprisal)
         terms = self.weight * finite
-        control = self.run.request.control
-        if control is not None and not self.design.telescoping and self.count > 1:
-            terms = self._controlled(control, masked, finite)
+        if self.control is not None and not self.design.telescoping and self.count > 1:
+            terms = self._controlled(self.control, masked, finite, first or self.count)
         per_replicate = terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
-        values, credits, errors = per_replicate.sum(-1), per_replicate.mean(1), error_of_mean(per_replicate, dim=1)
+        values, credits = per_replicate.sum(-1), per_replicate.mean(1)
+        errors = error_of_mean(per_replicate[:, :first], dim=1)
+        if first is not None:
+            errors = errors * (stein_factor(first) * math.sqrt(first / self.count))
         values[impossible] = math.inf
         infinite = self.seen.surprisal.isinf().any(1)
         return values, torch.where(infinite, math.inf, credits), torch.where(infinite, 0.0, errors)
 
-    def _controlled(self, control: Control, masked: Tensor, surprisal: Tensor) -> Float64[Tensor, "items rows target"]:
+    def _controlled(
+        self, control: Control, masked: Tensor, surprisal: Tensor, first: int
+    ) -> Float64[Tensor, "items rows target"]:
         """Weighted residuals, plus each row's share of the known mean [eq:control]."""
-        maps = neighbour_maps(self.run.asker.target[self.members], control.offsets)
-        folds = fold_bounds(self.count, self.layout.rows)
+        maps = neighbour_maps(self.asker.target, control.offsets)
+        folds = fold_bounds(first, self.layout.rows)
         step = max(1, CONTROL_CHUNK // masked[0].numel())
         parts = []
         for block in zip(*(values.split(step) for values in (masked, self.weight, surprisal, maps)), strict=True):
@@ -596,6 +641,30 @@ class Sample:
             prediction, mean = (part.transpose(1, 2) for part in predict(control, *columns, folds=folds, maps=block[3]))
             parts.append(block[1] * (block[2] - prediction) + mean / self.layout.rows)
         return torch.cat(parts)
+
+    def estimates(self, first: int | None, stopped: Stopped) -> list[Estimate]:
+        """What the replicates say about every item."""
+        control = None if self.design.telescoping else self.control
+        return [
+            Estimate(
+                quantity="nll",
+                replicates=values,
+                evaluations=cost,
+                seed=self.seed,
+                stopped=stopped,
+                first=first,
+                per_token=credits,
+                per_token_error=errors,
+                target=item.target,
+                design=self.design,
+                control=control,
+                about=(item.key, self.layout.rows),
+                seeds=frozenset({self.seed}),
+            )
+            for item, cost, values, credits, errors in zip(
+                self.items, self.seen.cost.tolist(), *self.combine(first), strict=True
+            )
+        ]
 
 
 def order_nll(

@@ -39,10 +39,7 @@ class Information(Replicated):
     """Some information in nats, with its standard error."""
 
     def __repr__(self) -> str:
-        return (
-            f"Information({self.quantity} = {self.value:.4f} nats, standard_error={self.standard_error:.2g}, "
-            f"replicates={self.replicates.numel()}, evaluations={self.evaluations})"
-        )
+        return f"Information({self.quantity} = {self.value:.4f} nats, {self._precision()})"
 
 
 def mutual_information(

@@ -59,6 +59,11 @@ class Asker:
             self, tokens=self.tokens[items], target=self.target[items], hidden=self.hidden[items]
         )
 
+    @staticmethod
+    def joined(askers: "list[Asker]") -> "Asker":
+        parts = (torch.cat([getattr(asker, name) for asker in askers]) for name in ("tokens", "target", "hidden"))
+        return Asker(askers[0].predictor, *parts)
+
     def ask(self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"]) -> Conversation[Answer]:
         """Surprisals at the target positions of single rows, zero where a position is not masked."""
         if len(item) == 0:
@@ -84,6 +89,10 @@ class Observations:
 
     def subset(self, items: Int[Tensor, " some"]) -> "Observations":
         return Observations(self.masked[items], self.surprisal[items], self.cost[items])
+
+    @staticmethod
+    def joined(seen: "list[Observations]") -> "Observations":
+        return Observations(*(torch.cat([getattr(one, f.name) for one in seen]) for f in dataclasses.fields(seen[0])))
 
     def extend(self, asker: Asker, masked: Masked) -> "Conversation[Observations]":
         """Add rows. A mask that an item has met before, here or in an earlier row, is not asked again."""

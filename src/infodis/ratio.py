@@ -19,7 +19,7 @@ from torch import Tensor
 
 from infodis.batching import Batching, converse
 from infodis.control import Control, Neighbours
-from infodis.design import Auto, MaskDesign
+from infodis.design import Auto, Layout, MaskDesign
 from infodis.errors import InputError
 from infodis.estimate import (
     CHUNK,
@@ -27,15 +27,15 @@ from infodis.estimate import (
     Estimate,
     Replicated,
     Request,
-    Run,
+    Sample,
     Stopped,
     Tokens,
     check_seed,
-    estimating,
     read_items,
+    settling,
 )
 from infodis.item import Item, Positions
-from infodis.observe import Conversation
+from infodis.observe import Asker, Conversation
 from infodis.predictor import Predictor
 from infodis.rng import key
 
@@ -67,10 +67,7 @@ class Ratio(Replicated):
         return found[0]
 
     def __repr__(self) -> str:
-        return (
-            f"Ratio({self.quantity} = {self.value:.4f} nats, standard_error={self.standard_error:.2g}, "
-            f"replicates={self.replicates.numel()}, evaluations={self.evaluations}, coupled={self.coupled})"
-        )
+        return f"Ratio({self.quantity} = {self.value:.4f} nats, {self._precision()}, coupled={self.coupled})"
 
 
 Outcome = Ratio | InputError
@@ -182,13 +179,13 @@ class Comparison:
 
     @property
     def entries(self) -> int:
-        """Mask entries of a round, about."""
+        """Mask entries of a first stage, about."""
         rows = self.request.first_rows(self.base.item.target.numel())
         return rows * sum(side.item.target.numel() for side in self.sides)
 
-    def names(self, number: int) -> list[int]:
-        """The random stream of every side in a round."""
-        shared = last = key(self.base.item.key, "ratio", number)
+    def names(self) -> list[int]:
+        """The random stream of every side."""
+        shared = last = key(self.base.item.key, "ratio", 0)
         names = []
         for side in self.sides:
             if side is self.base or self.coupled:
@@ -246,135 +243,141 @@ def _groups(comparisons: Sequence[Comparison]) -> Iterator[list[int]]:
 
 
 def comparing(comparisons: Sequence[Comparison]) -> Conversation[list[Outcome]]:
-    """The conversation that makes comparisons with bases of one shape, one request and one seed, round by round."""
-    going: dict[int, Tally] = {}
-    found: dict[int, Outcome] = {}
-    for number, begun in enumerate((yield from _begin(comparisons))):
-        if isinstance(begun, Tally):
-            going[number] = begun
-        else:
-            found[number] = begun
-    while going:
-        grown = yield from _round(list(going.values()))
-        for number, tally in zip(list(going), grown, strict=True):
-            going[number] = tally
-            outcome = tally.outcome()
-            if outcome is not None:
-                found[number] = outcome
-                del going[number]
-    return [found[n] for n in range(len(comparisons))]
+    """The conversation that makes comparisons with bases of one shape, one request and one seed."""
+    begun = yield from _begin(comparisons)
+    stages = [stage for stage in begun if isinstance(stage, Stage)]
+    first = yield from _sampled(stages, [stage.replicates for stage in stages])
+    goals = [stage.goal(samples) for stage, samples in zip(stages, first, strict=True)]
+    second = yield from _sampled(stages, [count for count, _ in goals], first)
+    found = iter(
+        stage.outcome(samples, stopped) for stage, samples, (_, stopped) in zip(stages, second, goals, strict=True)
+    )
+    return [next(found) if isinstance(stage, Stage) else stage for stage in begun]
 
 
-def _begin(comparisons: Sequence[Comparison]) -> "Conversation[list[Tally | InputError]]":
+def _begin(comparisons: Sequence[Comparison]) -> "Conversation[list[Stage | InputError]]":
     """A pilot on every distinct base, and what it settles."""
     bases = {comparison.base.item.key: comparison.base.item for comparison in comparisons}
-    first = comparisons[0]
-    run = yield from Run.begin(
-        first.base.predictor, list(bases.values()), first.request, seed=first.seed, names=list(bases)
-    )
-    settled = dict(zip(bases, zip(run.settled, run.seen.cost.tolist(), strict=True), strict=True))
-    begun: list[Tally | InputError] = []
+    request = comparisons[0].request
+    seen, settled = yield from settling(Asker.of(comparisons[0].base.predictor, list(bases.values())), request)
+    known = dict(zip(bases, zip(settled, seen.cost.tolist(), strict=True), strict=True))
+    begun: list[Stage | InputError] = []
     for comparison in comparisons:
-        (design, rows), cost = settled[comparison.base.item.key]
+        (design, rows), cost = known[comparison.base.item.key]
         try:
-            begun.append(Tally.begin(comparison, design, rows, pilot=cost))
+            begun.append(Stage.begin(comparison, design, rows, pilot=cost))
         except InputError as error:
             begun.append(error)
     return begun
 
 
-def _round(tallies: "Sequence[Tally]") -> "Conversation[list[Tally]]":
-    """One more round of each: what several of them ask is asked once, sides of one shape are asked about together."""
-    groups: dict[tuple, dict[tuple[int, int], Side]] = {}
+def _sampled(
+    stages: "Sequence[Stage]", counts: Sequence[int], before: Sequence[tuple[Sample, ...]] | None = None
+) -> Conversation[list[tuple[Sample, ...]]]:
+    """Every side of every stage with so many replicates. Sides of one shape are asked together, equal ones once."""
+    groups: dict[tuple, dict[tuple[int, int], Sample]] = {}
     asked: list[list[tuple]] = []
-    for tally in tallies:
+    for number, (stage, count) in enumerate(zip(stages, counts, strict=True)):
         asked.append([])
-        for side, name in zip(tally.comparison.sides, tally.comparison.names(tally.rounds), strict=True):
-            group, member = (side.shape, tally.request, tally.comparison.seed), (side.item.key, name)
-            groups.setdefault(group, {})[member] = side
+        begun = stage.samples() if before is None else before[number]
+        for side, sample in zip(stage.comparison.sides, begun, strict=True):
+            goal = min(count, 1) if sample.layout.replicates == 1 else count
+            group = (side.shape, sample.design, sample.layout, sample.control, sample.seed, goal)
+            member = (sample.items[0].key, sample.names[0])
+            groups.setdefault(group, {})[member] = sample
             asked[-1].append((group, member))
-    known: dict[tuple, Estimate] = {}
+    known: dict[tuple, Sample] = {}
     for group, members in groups.items():
-        _, request, seed = group
-        sides = list(members.values())
-        estimates = yield from estimating(
-            sides[0].predictor, [s.item for s in sides], request, seed=seed, names=[name for _, name in members]
-        )
-        known |= {(group, member): estimate for member, estimate in zip(members, estimates, strict=True)}
-    return [tally.add([known[ask] for ask in asks]) for tally, asks in zip(tallies, asked, strict=True)]
+        together = yield from Sample.joined(list(members.values())).extend(group[-1])
+        for place, member in enumerate(members):
+            known[group, member] = together.subset(torch.tensor([place]))
+    return [tuple(known[ask] for ask in asks) for asks in asked]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tally:
-    """What is known of a comparison after some rounds."""
+class Stage:
+    """A comparison whose design is settled: one for all sides, with as many replicates of each."""
 
     comparison: Comparison
-    request: Request
-    """Of every side in a round: one design for all, and as many replicates."""
+    design: MaskDesign
+    layouts: tuple[Layout, ...]
     pilot: int
     """Forward rows that it took to settle on the design."""
-    rounds: int = 0
-    used: int = 0
-    """Forward rows of the dearest side."""
-    sides: tuple[Estimate, ...] = ()
-    replicates: Float64[Tensor, " replicates"] = torch.zeros(0, dtype=torch.float64)
 
     @staticmethod
-    def begin(comparison: Comparison, design: MaskDesign, rows: int, *, pilot: int) -> "Tally":
-        """Before the first round; `InputError` if a side is too long for the design and its rows."""
+    def begin(comparison: Comparison, design: MaskDesign, rows: int, *, pilot: int) -> "Stage":
+        """`InputError` if a side is too long for the design and its rows."""
         request = comparison.request
-        sizes = {side.item.target.numel() for side in comparison.sides}
+        sizes = [side.item.target.numel() for side in comparison.sides]
         if isinstance(request.design, Auto) and not _fits(design, max(sizes), rows):
             design = request.design.tiled
-        layouts = [design.layout(size, rows) for size in sizes]
-        replicates = min((layout.replicates for layout in layouts if layout.replicates > 1), default=None)
-        fixed = dataclasses.replace(request.fixed(rows), design=design, replicates=replicates)
-        return Tally(comparison, fixed, pilot)
+        layouts = [request.first_layout(design, size, rows) for size in sizes]
+        replicates = min((layout.replicates for layout in layouts if layout.replicates > 1), default=1)
+        few = [dataclasses.replace(one, replicates=min(one.replicates, replicates)) for one in layouts]
+        return Stage(comparison, design, tuple(few), pilot)
 
-    def add(self, estimates: Sequence[Estimate]) -> "Tally":
-        """With one more round."""
-        pooled = map(Estimate.pooled, self.sides, estimates) if self.sides else estimates
-        return dataclasses.replace(
-            self,
-            rounds=self.rounds + 1,
-            used=self.used + max(estimate.evaluations for estimate in estimates),
-            sides=tuple(pooled),
-            replicates=torch.cat([self.replicates, _signed_sum(estimates, self._signs)]),
+    @property
+    def replicates(self) -> int:
+        return max(layout.replicates for layout in self.layouts)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """No replicates yet, of any side."""
+        comparison = self.comparison
+        return tuple(
+            Sample.of(
+                [side.item],
+                [name],
+                Asker.of(side.predictor, [side.item]),
+                self.design,
+                layout,
+                control=comparison.request.control,
+                seed=comparison.seed,
+            )
+            for side, name, layout in zip(comparison.sides, comparison.names(), self.layouts, strict=True)
         )
 
-    def outcome(self) -> Outcome | None:
-        """What came of it, or None if another round is needed."""
-        infinite = {side.sign for side, e in zip(self.comparison.sides, self.sides, strict=True) if e.impossible}
+    def goal(self, samples: tuple[Sample, ...]) -> tuple[int, Stopped]:
+        """How many replicates there shall be, given a first stage."""
+        if self.replicates == 1:
+            return 1, "exact"
+        request = self.comparison.request
+        most = (request.rows - self.pilot) // max(layout.rows for layout in self.layouts if layout.replicates > 1)
+        return request.replicates_for(self._signed_sum([one.combine()[0][0] for one in samples]), most=most)
+
+    def outcome(self, samples: tuple[Sample, ...], stopped: Stopped) -> Outcome:
+        """What came of it."""
+        first = self.replicates if self.comparison.request.open_ended and self.replicates > 1 else None
+        sides = tuple(self._side(sample, first, stopped) for sample in samples)
+        infinite = {sign for sign, side in zip(self._signs, sides, strict=True) if side.impossible}
         if len(infinite) == 2:
             return InputError("Both sides of the ratio hold a probability of zero, so it is not defined.")
-        stopped = self._stopped()
-        if stopped is None:
-            return None
         return Ratio(
             self.comparison.quantity,
-            self.replicates,
-            self.pilot + sum(side.evaluations for side in self.sides),
+            self._signed_sum([side.replicates for side in sides]),
+            self.pilot + sum(side.evaluations for side in sides),
             self.comparison.seed,
             stopped,
-            self.sides,
+            sides,
             self._signs,
             self.comparison.coupled,
+            first=first,
         )
+
+    @staticmethod
+    def _side(sample: Sample, first: int | None, stopped: Stopped) -> Estimate:
+        exact = sample.layout.replicates == 1
+        return sample.estimates(None if exact else first, "exact" if exact else stopped)[0]
 
     @property
     def _signs(self) -> tuple[Sign, ...]:
         return tuple(side.sign for side in self.comparison.sides)
 
-    def _stopped(self) -> Stopped | None:
-        asked = self.comparison.request
-        if self.replicates.numel() == 1:
-            return "exact"
-        if not asked.open_ended:
-            return "budget spent"
-        if asked.is_precise(self.replicates):
-            return "standard error reached"
-        after_another = (self.pilot + self.used) * (self.rounds + 1) / self.rounds
-        return "cap reached" if after_another > asked.rows else None
+    def _signed_sum(self, values: Sequence[Tensor]) -> Float64[Tensor, " replicates"]:
+        """The sum of sign x log p, replicate by replicate; an exact side counts for every replicate of the others."""
+        total = torch.zeros(max(one.numel() for one in values), dtype=torch.float64)
+        for one, sign in zip(values, self._signs, strict=True):
+            total = total - sign * one
+        return total
 
 
 def _fits(design: MaskDesign, length: int, rows: int) -> bool:
@@ -383,12 +386,3 @@ def _fits(design: MaskDesign, length: int, rows: int) -> bool:
     except InputError:
         return False
     return True
-
-
-def _signed_sum(estimates: Sequence[Estimate], signs: Sequence[Sign]) -> Float64[Tensor, " replicates"]:
-    """The sum of sign x log p, replicate by replicate; an exact side counts for every replicate of the others."""
-    count = min((e.replicates.numel() for e in estimates if e.stopped != "exact"), default=1)
-    total = torch.zeros(count, dtype=torch.float64)
-    for estimate, sign in zip(estimates, signs, strict=True):
-        total = total - sign * estimate.replicates[:count]
-    return total

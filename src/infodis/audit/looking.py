@@ -13,10 +13,10 @@ from torch import Tensor
 
 from infodis.batching import Batching, converse
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled
-from infodis.estimate import Request, Run, Sample, Stopped, error_of_mean
+from infodis.estimate import Request, Sample, Stopped, error_of_mean
 from infodis.item import Item
 from infodis.model import Model
-from infodis.observe import Conversation
+from infodis.observe import Asker, Conversation
 from infodis.predictor import Predictor
 
 QUARTERS = 4
@@ -95,13 +95,13 @@ def _looking(
     name = subject.item.key
     sample = yield from _sampled(predictor, subject.item, rows, seed=seed, name=name)
     values, credits, errors = (part[0] for part in sample.combine())
-    cost, without, other = sample.cost(0), None, None
+    cost, without, other = int(sample.seen.cost[0]), None, None
     if subject.bare is not None:
         without = yield from _sampled(predictor, subject.bare, rows, seed=seed, name=name)
-        cost += without.cost(0)
+        cost += int(without.seen.cost[0])
     if reference is not None:
         other = yield from _sampled(reference, subject.item, rows, seed=seed, name=name)
-        cost += other.cost(0)
+        cost += int(other.seen.cost[0])
     rival = without if other is None else other
     return Look(
         values,
@@ -120,11 +120,10 @@ def _sampled(predictor: Predictor, item: Item, rows: int, *, seed: int, name: in
     """Masks by `Tiled`, or all of them if they are few enough."""
     length = item.target.numel()
     few = length <= LONGEST_ENUMERATION and 2**length - 1 <= rows
-    request = Request(Enumerate() if few else Tiled(), evaluations=rows)
-    begun = yield from Run.begin(predictor, [item], request, seed=seed, names=[name])
-    layout = request.design.layout(length, rows)
-    sample = Sample.none(begun, request.design, layout, torch.tensor([0]))
-    return (yield from sample.extend(range(layout.replicates)))
+    design = Enumerate() if few else Tiled()
+    layout = design.layout(length, rows)
+    begun = Sample.of([item], [name], Asker.of(predictor, [item]), design, layout, control=Request().control, seed=seed)
+    return (yield from begun.extend(layout.replicates))
 
 
 def _quarters(sample: Sample) -> Float64[Tensor, " quarters"]:

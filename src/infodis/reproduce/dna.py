@@ -399,7 +399,7 @@ def _taught(recipe: Recipe) -> str:
 
 def _paper(draws: int) -> Request:
     """The paper's time-free estimator: every row by itself, nothing subtracted."""
-    return Request(TimeFree(), None, draws, replicates=draws)
+    return Request(TimeFree(), None, draws)
 
 
 def _draws_claim(draws: int, paper: Fit, exact: Fit) -> Claim:
