@@ -1,6 +1,9 @@
 """The experiments of `infodis bench`: each yields plain records, which the command line prints, saves and draws."""
 
+import contextlib
 import dataclasses
+import functools
+import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,10 +28,12 @@ from infodis.design import (
     UniformCount,
     numbers,
 )
-from infodis.estimate import Estimate, Request, estimate_items
+from infodis.errors import InputError
+from infodis.estimate import Estimate, Replicated, Request, estimate_items
 from infodis.item import Item
 from infodis.oracle import MarkovChain
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
+from infodis.ratio import Comparison, Ratio, Side, compare
 from infodis.rng import key, stream
 
 DESIGNS: dict[str, MaskDesign] = {
@@ -46,6 +51,9 @@ DESIGNS: dict[str, MaskDesign] = {
 }
 
 BASELINE = "TimeFree (paper)"
+
+EQUAL = 1e-4
+"""Nats squared: errors below (0.01 nats)^2 are not told apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,11 +134,108 @@ def variance(
 
 
 def auto(problems: Iterable[Problem], *, budgets: Sequence[int], runs: int) -> Iterator[Outcome]:
-    """`Auto` beside the two designs that it chooses from."""
+    """`Auto` beside the two designs that it chooses from and LLaDA's sampler, where a budget is enough for them."""
     for problem in problems:
         for rows in budgets:
-            for name in ("Tiled", "Orders", "Auto"):
-                yield measure(problem, Request(DESIGNS[name], Neighbours(), rows), runs=runs, name=name)
+            if rows >= 2 ** problem.tables[0].item.target.numel() - 1:
+                continue  # everything is enumerated
+            for name in ("Tiled", "Orders", "LLaDA's sampler", "Auto"):
+                control = None if name == "LLaDA's sampler" else Neighbours()
+                with contextlib.suppress(InputError):
+                    yield measure(problem, Request(DESIGNS[name], control, rows), runs=runs, name=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """What came of many requests for one standard error."""
+
+    problem: str
+    quantity: str
+    asked: float
+    runs: int
+    root_mean_square_error: float
+    calibration: float
+    """The mean of standard_error^2 over the mean of error^2."""
+    coverage: float
+    """Of 95 % intervals."""
+    bias_z: float
+    evaluations: float
+    fixed_evaluations: float
+    """Of a fixed budget with the same error, between two that were measured."""
+    cap_reached: float
+    """The share of runs that met the cap on their rows."""
+
+
+ASKED = (2.0, 1.0, 0.5, 0.25)
+Budgets = Sequence[tuple[float, float]]
+"""Forward rows of fixed budgets, and their mean squared errors."""
+GRID = (16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+def precision(problems: Iterable[Problem], *, runs: int, asked: Sequence[float] = ASKED) -> Iterator[Precision]:
+    """Requests for standard errors of `nll` and of `log_ratio`, against exact answers."""
+    for problem in problems:
+        table, below = problem.tables[:2]
+        nlls = functools.partial(run_many, table)
+        ratios_to_another = functools.partial(_ratios_of, table, below)
+        for quantity, truth, ask in (
+            ("nll", table.exact, nlls),
+            ("log_ratio", below.exact - table.exact, ratios_to_another),
+        ):
+            fixed = [_error(ask(Request(evaluations=rows), runs=max(100, runs // 4)), truth) for rows in GRID]
+            for wanted in asked:
+                found = ask(Request(standard_error=wanted), runs=runs)
+                yield _precise(problem.name, quantity, wanted, found, truth, fixed)
+
+
+def _ratios_of(table: Tabulated, below: Tabulated, request: Request, *, runs: int) -> list[Ratio]:
+    sides = (Side(table, table.item), Side(below, below.item, -1))
+    found = compare([Comparison(sides, request, seed=seed) for seed in range(runs)])
+    return [one for one in found if isinstance(one, Ratio)]
+
+
+def _error(found: Sequence[Replicated], truth: float) -> tuple[float, float]:
+    """Forward rows of a run, and the mean squared error."""
+    spent = sum(one.evaluations for one in found) / len(found)
+    return spent, sum((one.value - truth) ** 2 for one in found) / len(found)
+
+
+def _precise(
+    problem: str,
+    quantity: str,
+    wanted: float,
+    found: Sequence[Replicated],
+    truth: float,
+    fixed: Sequence[tuple[float, float]],
+) -> Precision:
+    error = torch.tensor([one.value - truth for one in found], dtype=torch.float64)
+    covered = sum(low - 1e-9 <= truth <= high + 1e-9 for low, high in (one.interval() for one in found))
+    spent, square = _error(found, truth)
+    claimed = sum(one.standard_error**2 for one in found) / len(found)
+    return Precision(
+        problem,
+        quantity,
+        wanted,
+        len(found),
+        math.sqrt(square),
+        claimed / square if square > 1e-20 else float("nan"),
+        covered / len(found),
+        float(error.mean() / error.std()) * math.sqrt(len(found)) if float(error.std()) > 1e-9 else 0.0,
+        spent,
+        _equally_good(square, fixed),
+        sum(one.stopped == "cap reached" for one in found) / len(found),
+    )
+
+
+def _equally_good(square: float, fixed: Budgets) -> float:
+    """Forward rows at which a fixed budget has that mean squared error: on a line between logarithms."""
+    for (less, worse), (more, better) in itertools.pairwise(fixed):
+        if better <= square:
+            if square >= worse or better <= 1e-20:
+                return less if square >= worse else more
+            share = math.log(worse / square) / math.log(worse / better)
+            return less * (more / less) ** share
+    return fixed[-1][0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,32 +67,101 @@ def bench_variance(
 
 @bench.command("auto")
 def bench_auto(
-    budgets: Annotated[list[int] | None, typer.Option("--rows", min=32, help="May be repeated.")] = None,
+    budgets: Annotated[list[int] | None, typer.Option("--rows", min=16, help="May be repeated.")] = None,
     runs: Runs = 1000,
     sequences: Sequences = 3,
     noise: Annotated[list[float] | None, typer.Option(help="On the logits; may be repeated.")] = None,
+    networks: Annotated[bool, typer.Option(help="Networks too: random, dna-tiny, bits-tiny, text8-tiny.")] = True,
     out: Out = None,
 ) -> None:
-    """Auto beside Tiled and Orders, on an exact chain and on chains with noise on their conditionals.
+    """Auto beside Tiled, Orders and LLaDA's sampler, on chains with noise on their conditionals and on networks.
 
-    Example: [bold]infodis bench auto --rows 32 --rows 128 --noise 0 --noise 1[/bold]
+    Example: [bold]infodis bench auto --rows 32 --rows 128 --noise 0 --noise 1 --no-networks[/bold]
     """
     from infodis.bench import experiments, problems
 
-    levels = [0.0, 0.02, 0.1, 1.0] if noise is None else noise
-    made = (problems.chain_problem(0.5, count=sequences, noise=level) for level in levels)
-    found = _collect(
-        "Auto, Tiled and Orders", experiments.auto(made, budgets=budgets or [32, 128, 512], runs=runs), out, "auto"
-    )
-    table = Table(
-        "problem", "rows", "Tiled", "Orders", "Auto", "Auto / better", "Auto's rows", title="mean squared error"
-    )
-    for tiled, orders, chosen in zip(found[::3], found[1::3], found[2::3], strict=True):
-        errors = [o.mean_squared_error for o in (tiled, orders, chosen)]
-        ratio = "exact" if max(errors[2], min(errors)) < 1e-20 else f"{errors[2] / min(errors[:2]):.3f}"
-        table.add_row(tiled.problem, str(tiled.rows), *(f"{e:.4g}" for e in errors), ratio, f"{chosen.evaluations:.0f}")
+    def made() -> Iterator[problems.Problem]:
+        for level in [0.0, 0.02, 0.1, 1.0] if noise is None else noise:
+            yield problems.chain_problem(0.5, count=sequences, noise=level)
+        if networks:
+            for make in (problems.random_problem, problems.dna_problem, problems.bits_problem, problems.text_problem):
+                yield make(count=sequences)
+
+    rows = budgets or [16, 32, 64, 128, 256, 512]
+    found = _collect("Auto and others", experiments.auto(made(), budgets=rows, runs=runs), out, "auto")
+    names = ("Tiled", "Orders", "LLaDA's sampler", "Auto")
+    table = Table("problem", "rows", *names, "Auto / better", "Auto's rows", title="mean squared error")
+    ratios = []
+    for cell in dict.fromkeys((o.problem, o.rows) for o in found):
+        mine = {o.design: o for o in found if (o.problem, o.rows) == cell}
+        errors = {name: mine[name].mean_squared_error for name in names if name in mine}
+        best = min(error for name, error in errors.items() if name in ("Tiled", "Orders"))
+        ratios.append(max(errors["Auto"], experiments.EQUAL) / max(best, experiments.EQUAL))
+        shown = [f"{errors[name]:.4g}" if name in errors else "" for name in names]
+        table.add_row(cell[0], str(cell[1]), *shown, f"{ratios[-1]:.2f}", f"{mine['Auto'].evaluations:.0f}")
     console.print(table)
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    console.print(
+        f"Auto / better of Tiled and Orders, {len(ratios)} cells: {mean:.2f} (geometric mean), {max(ratios):.2f} "
+        "at worst; squared errors below (0.01 nats)^2 count as equal."
+    )
     _save(found, out, "auto")
+
+
+@bench.command("precision")
+def bench_precision(
+    asked: Annotated[list[float] | None, typer.Option(help="Standard error in nats; may be repeated.")] = None,
+    runs: Runs = 1000,
+    out: Out = None,
+) -> None:
+    """What comes of a requested standard error: the true error, coverage, and what a fixed budget would have cost.
+
+    Example: [bold]infodis bench precision --asked 0.5 --runs 200[/bold]
+    """
+    from infodis.bench import experiments, problems
+
+    made = (
+        make()
+        for make in (
+            problems.random_problem,
+            lambda: problems.chain_problem(0.5, count=2, noise=0.3, target=12),
+            problems.heavy_problem,
+            problems.text_problem,
+            problems.dna_problem,
+            problems.bits_problem,
+        )
+    )
+    found = _collect(
+        "requests", experiments.precision(made, runs=runs, asked=asked or experiments.ASKED), out, "precision"
+    )
+    titles = (
+        "asked",
+        "true error",
+        "SE^2 / error^2",
+        "coverage",
+        "z of bias",
+        "passes",
+        "fixed budget",
+        "ratio",
+        "capped",
+    )
+    table = Table("problem", "quantity", *titles, title=f"requested standard errors, {runs} runs")
+    for o in found:
+        table.add_row(
+            o.problem,
+            o.quantity,
+            f"{o.asked:g}",
+            f"{o.root_mean_square_error:.3f}",
+            f"{o.calibration:.2f}",
+            f"{o.coverage:.3f}",
+            f"{o.bias_z:+.1f}",
+            f"{o.evaluations:.0f}",
+            f"{o.fixed_evaluations:.0f}",
+            f"{o.evaluations / o.fixed_evaluations:.2f}",
+            f"{o.cap_reached:.2f}",
+        )
+    console.print(table)
+    _save(found, out, "precision")
 
 
 @bench.command("ratio")
