@@ -171,7 +171,10 @@ def test_models_without_a_last_layer_are_not_given_a_random_one(tmp_path):
     ("damage", "message"),
     [
         (lambda d: change(d, mask_token_id=99), "mask token 99 must lie within the 40"),
-        (lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-9]), "cannot load"),
+        (
+            lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-9]),
+            "cannot be read",
+        ),
         (lambda d: (d / "model.safetensors").unlink(), "holds no weights"),
         (lambda d: change(d, model_type="no-such-type"), "cannot load"),
     ],

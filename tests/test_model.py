@@ -44,7 +44,7 @@ def test_text8_tiny_prefers_text():
 
 def test_models_are_small_and_have_cards():
     total = 0
-    assert model.shipped() == ["dna-tiny", "text8-tiny"]
+    assert model.shipped() == ["bits-tiny", "dna-tiny", "text8-tiny"]
     for name in model.shipped():
         size = sum(file.stat().st_size for file in (SHELF / name).iterdir())
         assert size < 4e6
@@ -134,7 +134,7 @@ def test_a_fingerprint_asked_for_too_late_is_refused(copy):
 
 
 def test_unknown_models_are_told(tmp_path):
-    with pytest.raises(InputError, match=r"ships with infodis \(dna-tiny, text8-tiny\)"):
+    with pytest.raises(InputError, match=r"ships with infodis \(bits-tiny, dna-tiny, text8-tiny\)"):
         infodis.load("gpt-5")
     with pytest.raises(InputError, match=r"no config\.json"):
         infodis.load(tmp_path)

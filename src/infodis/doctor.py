@@ -229,6 +229,9 @@ def _mask_token(patient: Patient) -> Finding:
     name, words, mask = "mask token", patient.tokenizer, patient.predictor.mask_token
     named = _named_mask(words)
     used = f"token {mask} ({_piece(words, mask)})"
+    if named not in (None, mask) and words is not None and mask < words.vocab_size and mask not in patient.beyond_text:
+        detail = f"{used} is used, which stands for text; the tokenizer calls {named} the mask"
+        return Finding(name, "wrong", detail, f"Put mask_token_id = {named} into config.json.")
     sure = _told_apart(patient, mask)[:, 1]
     for token in _other_masks(patient, named):
         found = _told_apart(patient, token)[:, 1]

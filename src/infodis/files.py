@@ -112,7 +112,9 @@ def read_json(path: Path) -> Any:
     try:
         return parse_json(path.read_bytes())
     except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}.") from error
+        raise InputError(
+            f"{path} must hold JSON; it does not: {error}. Write it anew, or take it from where it came."
+        ) from error
 
 
 def parse_json(content: bytes) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from infodis.engine.jobs import TOKEN_COLUMNS, RowJob, RowScorer, numbers, rounded, token_fields
 from infodis.engine.outputs import Columns
 from infodis.engine.summary import ScoreSummary
-from infodis.estimate import estimate_items
+from infodis.estimate import Replicated, estimate_items
 from infodis.influence import check_influence_budget, influence
 from infodis.inputs import Entry, Refused, Scored
 from infodis.model import Model
@@ -43,6 +43,7 @@ ATTRIBUTION_COLUMNS: Columns = {
     "quantity": "text",
     "value": "number",
     "standard_error": "number",
+    "degrees_of_freedom": "whole",
     "evaluations": "whole",
     "tokens": "whole",
     "bits_per_token": "number",
@@ -64,6 +65,7 @@ class Attributed:
 
     value: float
     standard_error: float
+    degrees_of_freedom: int
     evaluations: int
     stopped: str
     credits: Tensor
@@ -93,7 +95,7 @@ class Attributions(RowScorer[Entry, Scored, Attributed]):
         if found.impossible:
             raise Refused(None, "It has probability zero under this model: its tokens have no finite credits.")
         credits = found.per_token, found.per_token_error
-        return Attributed(found.value, found.standard_error, found.evaluations, found.stopped, *credits, {})
+        return _attributed(found, found.evaluations, credits, {})
 
     def _influenced(self, one: Scored) -> Attributed:
         item = one.item
@@ -112,7 +114,7 @@ class Attributions(RowScorer[Entry, Scored, Attributed]):
             "influence_error": [numbers(row) for row in found.standard_error],
         }
         credits = found.per_token, found.per_token_error
-        return Attributed(total.value, total.standard_error, found.evaluations, found.stopped, *credits, prompt)
+        return _attributed(total, found.evaluations, credits, prompt)
 
     def record(self, row: Entry, ready: Scored, found: Attributed) -> dict[str, Any]:
         return {
@@ -120,6 +122,7 @@ class Attributions(RowScorer[Entry, Scored, Attributed]):
             "quantity": "nll",
             "value": rounded(found.value),
             "standard_error": rounded(found.standard_error),
+            "degrees_of_freedom": found.degrees_of_freedom,
             "evaluations": found.evaluations,
             "tokens": ready.item.target.numel(),
             "bits_per_token": rounded(found.value / math.log(2) / ready.item.target.numel()),
@@ -130,3 +133,11 @@ class Attributions(RowScorer[Entry, Scored, Attributed]):
             **token_fields(row, self.model, ready.item, found.credits, found.errors),
             **found.prompt,
         }
+
+
+def _attributed(
+    total: Replicated, evaluations: int, credits: tuple[Tensor, Tensor], prompt: dict[str, Any]
+) -> Attributed:
+    return Attributed(
+        total.value, total.standard_error, total.degrees_of_freedom, evaluations, total.stopped, *credits, prompt
+    )
