@@ -180,7 +180,7 @@ def test_bad_checkpoints_are_told(tmp_path):
     with pytest.raises(InputError, match="neither an infodis checkpoint"):
         checkpoint.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match="not JSON"):
+    with pytest.raises(InputError, match="must hold JSON"):
         checkpoint.load(tmp_path)
     for content in ("[]", '{"format": "infodis-1", "network": "radd"}', '{"tokens": 5, "model": {}}'):
         (tmp_path / "config.json").write_text(content)

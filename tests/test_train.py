@@ -367,7 +367,7 @@ def test_changed_settings_are_told_and_damaged_pointers_too(tmp_path):
     about = checkpoint.read_spec(tmp_path / "run" / "step-00000005").about
     assert about["versions"]["infodis"] == infodis.__version__
     assert len(about["validation_bits_per_token"]) == 2
-    for damage, message in (("{", "must hold JSON"), ("{}", "it lacks last, best")):
+    for damage, message in (("{", "must hold JSON"), ("{}", "it must hold last, best")):
         (tmp_path / "run" / "checkpoints.json").write_text(damage)
         with pytest.raises(InputError, match=message):
             load(tmp_path / "run")
