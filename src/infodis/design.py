@@ -479,8 +479,8 @@ class Auto(MaskDesign):
     neighbours and positions far apart in turn, of masks of all sizes.
 
     `Orders` is taken only if its predicted variance is below `margin` times that of `Tiled`: predictions are off by
-    factors of two, and a wrong `Orders` costs more than a wrong `Tiled`. Orders come with their reverses where two such
-    pairs fit, which takes out of their variance what depends on the order of pairs alone.
+    factors of two, and a wrong `Orders` costs more than a wrong `Tiled`. Orders come with their reverses where eight
+    such pairs fit, which takes out of their variance what depends on the order of pairs alone.
 
     The pilot's masks are fixed, not drawn, and its rows do not enter the estimate: looking at them cannot bias it. They
     count towards the budget. Only where that leaves `Orders` less than two orders, the pilot comes on top, by at most
@@ -512,7 +512,7 @@ class Auto(MaskDesign):
         smallest = Orders().smallest(length)
         if length < 4 or rows < smallest or isinstance(self._blind(length, rows), Enumerate):
             return torch.zeros(0, length, dtype=torch.bool)
-        leaves = min(LEAVES, length - 1) if rows >= max(64, smallest + LEAVES + 1) else 3
+        leaves = LEAVES if length >= 12 and rows >= max(64, smallest + LEAVES + 1) else 3
         stars = max(1, min(4, rows // (12 * (1 + leaves)), (rows - smallest) // (1 + leaves)))
         return _stars(length, stars, leaves)[0].flatten(0, 1)
 
@@ -523,12 +523,12 @@ class Auto(MaskDesign):
         if spent == 0:
             return self._blind(length, rows), rows
         left = max(rows - spent, Orders().smallest(length))
-        difference, change = _disagreement(length, surprisal)
+        difference, change, spread = _disagreement(length, surprisal)
         pairs = 0 if precision is not None else (left - 1) // (2 * (length - 1))
-        orders = Orders(antithetic=pairs >= 2)
+        orders = Orders(antithetic=pairs >= 8)  # a few pairs leave too many rows over
         each = length / 4 * difference * (0.75 if orders.antithetic else 2.0)
         predicted = each / (pairs if orders.antithetic else (left - 1) // (length - 1))
-        typical = length**2 * change * (0.12 + 0.5 * length / left) / left  # [eq:auto]
+        typical = length / left * max(length * change * (0.12 + 0.5 * length / left), spread / 4)  # [eq:auto]
         enough = precision is None or each <= precision**2  # so that the fewest replicates will do
         if enough and (predicted <= NEGLIGIBLE or predicted < self.margin * typical):  # false if one is not a number
             return orders, left
@@ -549,24 +549,28 @@ def _stars(
     revealed = torch.where(torch.arange(count).unsqueeze(-1) % 2 == 0, near, far)
     keys = uniforms(count, length, generator=stream(0, "pilot", length))
     turn = _rank(keys.scatter(1, revealed, -1.0))
-    shares = torch.tensor([0.6, 0.4, 0.8, 0.5])[:count].unsqueeze(-1)
+    shares = torch.tensor([0.5, 0.4, 0.8, 0.6])[:count].unsqueeze(-1)
     base = (turn < (shares * length).round().clamp(min=leaves)).unsqueeze(1)
     return torch.cat([base, base & (revealed.unsqueeze(-1) != torch.arange(length))], dim=1), revealed
 
 
-def _disagreement(length: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple[float, float]:
+def _disagreement(length: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple[float, float, float]:
     """What a pilot saw: mean squares of commutators and of the changes that they are differences of [eq:commutator].
 
-    The change of a by b is f(M, a) - f(M - b, a); the commutator is the change of a by b less that of b by a.
+    And the variance of surprisals within a row: a pilot may meet places where nothing changes. The change of a by b is
+    f(M, a) - f(M - b, a); the commutator is the change of a by b less that of b by a.
     """
-    leaves = next(n for n in (min(LEAVES, length - 1), 3) if surprisal.shape[0] % (1 + n) == 0)
+    leaves = LEAVES if length >= 12 and surprisal.shape[0] % (1 + LEAVES) == 0 else 3
     rows = surprisal.unflatten(0, (-1, 1 + leaves))
-    revealed = _stars(length, rows.shape[0], leaves)[1].unsqueeze(1).expand(-1, 1 + leaves, -1)
+    masks, revealed = _stars(length, rows.shape[0], leaves)
+    revealed = revealed.unsqueeze(1).expand(-1, 1 + leaves, -1)
     at = rows.gather(2, revealed)
     changes = at[:, :1] - at[:, 1:]
     others = ~torch.eye(leaves, dtype=torch.bool)
     commutators = (changes - changes.transpose(1, 2))[:, others]
-    return float(commutators.square().mean()), float(changes[:, others].square().mean())
+    inside = [row[mask] for row, mask in zip(rows[:, 0], masks[:, 0], strict=True)]
+    spread = torch.stack([row.var() for row in inside]).mean()
+    return float(commutators.square().mean()), float(changes[:, others].square().mean()), float(spread)
 
 
 NAMED: dict[str, MaskDesign] = {
