@@ -146,7 +146,7 @@ def auto(problems: Iterable[Problem], *, budgets: Sequence[int], runs: int) -> I
 
 
 @dataclasses.dataclass(frozen=True)
-class Precision:
+class KeptPrecision:
     """What came of many requests for one standard error."""
 
     problem: str
@@ -172,7 +172,7 @@ Budgets = Sequence[tuple[float, float]]
 GRID = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
-def precision(problems: Iterable[Problem], *, runs: int, asked: Sequence[float] = ASKED) -> Iterator[Precision]:
+def precision(problems: Iterable[Problem], *, runs: int, asked: Sequence[float] = ASKED) -> Iterator[KeptPrecision]:
     """Requests for standard errors of `nll` and of `log_ratio`, against exact answers."""
     for problem in problems:
         table, below = problem.tables[:2]
@@ -207,12 +207,12 @@ def _precise(
     found: Sequence[Replicated],
     truth: float,
     fixed: Sequence[tuple[float, float]],
-) -> Precision:
+) -> KeptPrecision:
     error = torch.tensor([one.value - truth for one in found], dtype=torch.float64)
     covered = sum(low - 1e-9 <= truth <= high + 1e-9 for low, high in (one.interval() for one in found))
     spent, square = _error(found, truth)
     claimed = sum(one.standard_error**2 for one in found) / len(found)
-    return Precision(
+    return KeptPrecision(
         problem,
         quantity,
         wanted,
