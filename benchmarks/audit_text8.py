@@ -24,20 +24,15 @@ from pathlib import Path
 
 import torch
 
-from infodis.audit.analysis import Audit, analyse
-from infodis.audit.groups import Group
-from infodis.audit.job import Examine
-from infodis.audit.reporting import write_audit
-from infodis.audit.scores import PRIMARY
-from infodis.audit.separation import separate
-from infodis.audit.tasks import task_named
-from infodis.audit.wording import interval_text, p_text
-from infodis.engine.jobs import ModelSpec
-from infodis.engine.local import InProcess
-from infodis.engine.run import Plan, run
-from infodis.estimate import Request
-from infodis.inputs import InputSpec, Reading
-from infodis.reproduce.groups import (
+from infodis.apps.audit.analysis import Audit, analyse
+from infodis.apps.audit.groups import Group
+from infodis.apps.audit.job import Examine
+from infodis.apps.audit.reporting import write_audit
+from infodis.apps.audit.scores import PRIMARY
+from infodis.apps.audit.separation import separate
+from infodis.apps.audit.tasks import task_named
+from infodis.apps.audit.wording import interval_text, p_text
+from infodis.apps.reproduce.groups import (
     Cut,
     Row,
     Shape,
@@ -47,7 +42,12 @@ from infodis.reproduce.groups import (
     transliterated,
     windows,
 )
-from infodis.reproduce.material import CHINESE, PAIRS
+from infodis.apps.reproduce.material import CHINESE, PAIRS
+from infodis.estimate import Request
+from infodis.jobs.inputs import InputSpec, Reading
+from infodis.jobs.jobs import ModelSpec
+from infodis.jobs.local import InProcess
+from infodis.jobs.run import Plan, run
 from infodis.rng import stream
 
 SHAPE = Shape(128, 128)

@@ -29,15 +29,15 @@ import torch
 from torch import Tensor
 
 import infodis
-from infodis import race as racing
 from infodis.batching import Batching, converse
-from infodis.data import text8_style
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
-from infodis.model import Model
+from infodis.models.data import text8_style
+from infodis.models.model import Model
 from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, RowPredictor, Rows
-from infodis.race import Race, Verdict, choosing
+from infodis.quantities import choose as racing
+from infodis.quantities.choose import Race, Verdict, choosing
 from infodis.rng import stream
 
 

@@ -28,11 +28,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 import infodis
-from infodis.bench.peers import LladaSampler
-from infodis.data import text8_style
-from infodis.integrations.lm_eval import InfodisLM
-from infodis.integrations.questions import Place, Reader
-from infodis.model import Model
+from infodis.apps.bench.peers import LladaSampler
+from infodis.apps.lm_eval.lm_eval import InfodisLM
+from infodis.apps.lm_eval.questions import Place, Reader
+from infodis.models.data import text8_style
+from infodis.models.model import Model
 from infodis.rng import stream, uniforms
 
 DRAWS, BATCH = 128, 16

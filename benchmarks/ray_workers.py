@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from infodis.engine.jobs import ModelSpec
-from infodis.engine.local import Processes
-from infodis.engine.ray import RayActors
-from infodis.engine.run import Plan, State, run
-from infodis.engine.scores import Score
-from infodis.engine.work import Executor
 from infodis.estimate import Request
-from infodis.inputs import InputSpec
+from infodis.jobs.inputs import InputSpec
+from infodis.jobs.jobs import ModelSpec
+from infodis.jobs.local import Processes
+from infodis.jobs.ray import RayActors
+from infodis.jobs.run import Plan, State, run
+from infodis.jobs.scores import Score
+from infodis.jobs.work import Executor
 from infodis.rng import stream
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "

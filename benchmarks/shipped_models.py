@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import infodis
-from infodis import perplexity
-from infodis.data import encode_file
 from infodis.design import Enumerate
+from infodis.models.data import encode_file
 from infodis.oracle import Table
+from infodis.quantities import perplexity
 from infodis.rng import stream
 
 

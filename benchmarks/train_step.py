@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from infodis.loss import LAMBDA_DCE
-from infodis.nets import RADD, SIZES, Shape, initialise
+from infodis.models.nets import RADD, SIZES, Shape, initialise
 from infodis.rng import stream
+from infodis.train.losses import LAMBDA_DCE
 
 SETTINGS = {  # name: vocabulary, shape, batch, length
     "characters": (27, SIZES["tiny"], 16, 256),

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from infodis.dse import dse_nll, from_network
-from infodis.loss import ScoreEntropy
-from infodis.nets import initialise
+from infodis.models.nets import initialise
+from infodis.noise.dse import dse_nll, from_network
+from infodis.noise.process import Uniform
+from infodis.noise.schedule import LogLinear
 from infodis.oracle import Table
-from infodis.process import Uniform
 from infodis.rng import stream
-from infodis.schedule import LogLinear
+from infodis.train.losses import ScoreEntropy
 
 COPIES, FREQUENCIES = 4, 16
 

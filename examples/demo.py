@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 import infodis
-from infodis.model import Model
-from infodis.report.page import write
-from infodis.report.scores import score_report
+from infodis.apps.report.page import write
+from infodis.apps.report.scores import score_report
+from infodis.models.model import Model
 from infodis.rng import stream
 
 SENTENCES = {
@@ -42,7 +42,7 @@ def main() -> None:
     for text, estimate in zip(texts.values(), estimates, strict=True):
         console.print(_heat(text, estimate))
     ratio = infodis.log_ratio(model, tokens[0], tokens[2])
-    assert isinstance(ratio, infodis.ratio.Ratio)
+    assert isinstance(ratio, infodis.quantities.ratio.Ratio)
     console.print(
         f"The first is [bold]{ratio.value:.1f} ± {ratio.standard_error:.1f}[/bold] nats likelier than itself shuffled "
         "(same masks for both)."

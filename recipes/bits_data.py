@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from infodis.bench.problems import balanced_strings
+from infodis.apps.bench.problems import balanced_strings
 from infodis.rng import stream
 
 HERE = Path(__file__).parent.parent / "data"

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from infodis import checkpoint
 from infodis.design import UniformCount
 from infodis.files import atomic_directory
-from infodis.loss import strata
-from infodis.model import locate
+from infodis.models import checkpoint
+from infodis.models.model import locate
 from infodis.rng import stream, uniforms
+from infodis.train.losses import strata
 
 MASKS = 4
 

@@ -4,8 +4,8 @@ import dataclasses
 import os
 import time
 
-from infodis.bench import engine
-from infodis.engine.scores import Scores
+from infodis.apps.bench import engine
+from infodis.jobs.scores import Scores
 
 
 @dataclasses.dataclass(frozen=True)

@@ -232,7 +232,7 @@ MUTATIONS = (
     Mutation(
         "error-of-bounds",
         "the standard error of a mean of n is the deviation over sqrt(n)",
-        "bounds.py",
+        "quantities/bounds.py",
         "float(values.std()) / math.sqrt(count)",
         "float(values.std()) / math.sqrt(count + 1)",
         ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
@@ -297,7 +297,7 @@ MUTATIONS = (
     Mutation(
         "windows-share-masks",
         "equal windows of a text meet masks of their own",
-        "perplexity.py",
+        "quantities/perplexity.py",
         'key("window", number)',
         'key("window", 0)',
         ("test_perplexity.py::test_the_error_from_masks_is_the_spread_over_seeds[text]",),
@@ -305,7 +305,7 @@ MUTATIONS = (
     Mutation(
         "documents-share-masks",
         "windows of different documents meet masks of their own",
-        "engine/rolling.py",
+        "jobs/rolling.py",
         'key("window", one.id, one.number)',
         'key("window", one.number)',
         ("test_engine.py::test_windows_of_documents_meet_masks_of_their_own",),
@@ -313,7 +313,7 @@ MUTATIONS = (
     Mutation(
         "coupling-broken",
         "both sides of a ratio are drawn from the same numbers",
-        "ratio.py",
+        "quantities/ratio.py",
         "if side is self.base or self.coupled:",
         "if side is self.base:",
         ("test_ratio.py::test_identical_sides_are_exactly_equal",),
@@ -321,7 +321,7 @@ MUTATIONS = (
     Mutation(
         "ratio-reversed",
         "a ratio is log p(y) - log p(x), not the reverse",
-        "ratio.py",
+        "quantities/ratio.py",
         "total = total - sign * one",
         "total = total + sign * one",
         ("test_ratio.py::test_exact_designs_give_exact_ratios",),
@@ -329,7 +329,7 @@ MUTATIONS = (
     Mutation(
         "margin-sides",
         "a margin subtracts what the reference prefers",
-        "ratio.py",
+        "quantities/ratio.py",
         "Side(reference, chosen, -1), Side(reference, rejected)",
         "Side(reference, rejected, -1), Side(reference, chosen)",
         ("test_ratio.py::test_margin_by_enumeration_against_exact",),
@@ -338,7 +338,7 @@ MUTATIONS = (
     Mutation(
         "race-evidence-summed",
         "the mean of e over the rivals is at most 1 in expectation; their sum is not",
-        "race.py",
+        "quantities/choose.py",
         ".logsumexp(1) - math.log(len(self.keys) - 1)",
         ".logsumexp(1)",
         ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
@@ -346,7 +346,7 @@ MUTATIONS = (
     Mutation(
         "race-rivals-counted-with-itself",
         "of K choices each has K - 1 rivals",
-        "race.py",
+        "quantities/choose.py",
         ".logsumexp(1) - math.log(len(self.keys) - 1)",
         ".logsumexp(1) - math.log(len(self.keys))",
         ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
@@ -354,7 +354,7 @@ MUTATIONS = (
     Mutation(
         "race-chance-of-other-rivals",
         "a race is given up by the evidence that would end it",
-        "race.py",
+        "quantities/choose.py",
         "math.log((len(self.keys) - 1) / self.race.alpha)",
         "math.log(len(self.keys) / self.race.alpha)",
         ("test_race.py::test_a_lead_that_gets_there_in_the_end_has_an_even_chance",),
@@ -362,7 +362,7 @@ MUTATIONS = (
     Mutation(
         "race-evidence-without-price",
         "e is a likelihood ratio: looking costs (1 + n g)^(1/2)",
-        "race.py",
+        "quantities/choose.py",
         "- math.log(shrink) / 2 + count / 2 * growth",
         "+ count / 2 * growth",
         ("test_race.py::test_evidence_against_integral",),
@@ -370,7 +370,7 @@ MUTATIONS = (
     Mutation(
         "race-weight",
         "the weight of size k is 1 / (k p(k))",
-        "race.py",
+        "quantities/choose.py",
         "(1 / (rows * sizes * share[sizes - 1]))",
         "(1 / (rows * share[sizes - 1]))",
         ("test_race.py::test_certificate_against_enumeration",),
@@ -378,7 +378,7 @@ MUTATIONS = (
     Mutation(
         "race-losers-forgotten",
         "rivals that are out still count among the K - 1",
-        "race.py",
+        "quantities/choose.py",
         ".logsumexp(1) - math.log(len(self.keys) - 1)",
         ".logsumexp(1) - math.log(len(possible) - 1)",
         ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
@@ -386,7 +386,7 @@ MUTATIONS = (
     Mutation(
         "race-sizes-ignored",
         "scores are divided by the sizes of choices",
-        "race.py",
+        "quantities/choose.py",
         ".expand(count) / self.sizes[n]",
         ".expand(count)",
         ("test_race.py::test_sizes_divide_the_nll",),
@@ -395,7 +395,7 @@ MUTATIONS = (
     Mutation(
         "tangent-uncorrected",
         "psi is raised by the squared relative error of the mean it comes from",
-        "bounds.py",
+        "quantities/bounds.py",
         "- math.log(count) + doubt.log1p()",
         "- math.log(count) + 0 * doubt",
         ("test_bounds.py::test_the_tangent_point_against_closed_form",),
@@ -403,7 +403,7 @@ MUTATIONS = (
     Mutation(
         "tangent-from-the-same-half",
         "psi comes from the half that it is not used on",
-        "bounds.py",
+        "quantities/bounds.py",
         "[tangent_point(costs[half:]).expand(half), tangent_point(costs[:half]).expand(len(costs) - half)]",
         "[tangent_point(costs[:half]).expand(half), tangent_point(costs[half:]).expand(len(costs) - half)]",
         ("test_bounds.py::test_estimates_against_enumeration",),
@@ -411,7 +411,7 @@ MUTATIONS = (
     Mutation(
         "lower-bound-is-an-upper-one",
         "tangent_nll is a lower bound of mixture_nll, importance_nll an upper one",
-        "bounds.py",
+        "quantities/bounds.py",
         'bound("tangent_nll", tangent(costs), ',
         'bound("tangent_nll", importance(costs, len(costs)), ',
         ("test_bounds.py::test_estimates_against_enumeration",),
@@ -419,7 +419,7 @@ MUTATIONS = (
     Mutation(
         "mixture-of-orders-summed",
         "mixture_nll is -log of the mean over orders, not of their sum",
-        "bounds.py",
+        "quantities/bounds.py",
         "torch.logsumexp(log_likelihood[rest] - cost, dim=1) - math.log(size)",
         "torch.logsumexp(log_likelihood[rest] - cost, dim=1)",
         ("test_bounds.py::test_short_targets_are_exact_against_all_orders",),
@@ -427,7 +427,7 @@ MUTATIONS = (
     Mutation(
         "impossible-order-forgotten",
         "one impossible order makes importance_nll infinite",
-        "bounds.py",
+        "quantities/bounds.py",
         "if bool(costs.isinf().any()) else replicates",
         "if bool(costs.isinf().all()) else replicates",
         ("test_bounds.py::test_one_impossible_order_makes_every_group_infinite",),
@@ -435,7 +435,7 @@ MUTATIONS = (
     Mutation(
         "equal-rows-counted-as-independent",
         "equal sequences met equal orders: their errors add up",
-        "bounds.py",
+        "quantities/bounds.py",
         "errors.get(one.item.key, 0.0) + part.standard_error",
         "math.hypot(errors.get(one.item.key, 0.0), part.standard_error)",
         ("test_bounds.py::test_averages_add_up",),
@@ -476,7 +476,7 @@ MUTATIONS = (
     Mutation(
         "mask-column-in-distributions",
         "the mask token has probability zero",
-        "nets/network.py",
+        "models/nets/network.py",
         "logits[..., self.mask_token] = -torch.inf",
         "logits[..., self.mask_token] += 0.0",
         ("test_adapters.py::test_families_against_peer",),
@@ -484,7 +484,7 @@ MUTATIONS = (
     Mutation(
         "mask-column-in-costs",
         "the mask token has probability zero where only costs are computed, too",
-        "nets/network.py",
+        "models/nets/network.py",
         "block[:, self.mask_token - start] = -torch.inf",
         "block[:, self.mask_token - start] += 0.0",
         ("test_adapters.py::test_nll_is_that_of_a_plain_loop",),
@@ -492,7 +492,7 @@ MUTATIONS = (
     Mutation(
         "padded-columns-in-distributions",
         "columns that only pad the vocabulary have probability zero",
-        "nets/network.py",
+        "models/nets/network.py",
         "logits[..., self.tokens :] = -torch.inf",
         "logits[..., self.tokens :] += 0.0",
         ("test_adapters.py::test_families_against_peer",),
@@ -500,7 +500,7 @@ MUTATIONS = (
     Mutation(
         "padded-columns-in-costs",
         "columns that only pad the vocabulary have probability zero where only costs are computed, too",
-        "nets/network.py",
+        "models/nets/network.py",
         "last = min(self.tokens, self.vocab_size)",
         "last = self.vocab_size",
         ("test_adapters.py::test_nll_is_that_of_a_plain_loop",),
@@ -508,7 +508,7 @@ MUTATIONS = (
     Mutation(
         "dream-unshifted",
         "Dream's output at a position is about the next one",
-        "nets/llama.py",
+        "models/nets/llama.py",
         "if self.shifted:",
         "if not self.blocks:",
         ("test_adapters.py::test_families_against_peer",),
@@ -516,7 +516,7 @@ MUTATIONS = (
     Mutation(
         "padding-seen",
         "padding of a batch is not seen by shorter rows",
-        "model.py",
+        "models/model.py",
         "visible = None if bool(there.all()) else self._moved(there)",
         "visible = None",
         ("test_adapters.py::test_a_sequence_scores_the_same_in_any_company",),
@@ -524,7 +524,7 @@ MUTATIONS = (
     Mutation(
         "special-tokens-scored",
         "[CLS] and [SEP] are context",
-        "data.py",
+        "models/data.py",
         "if not added and end > len(prompt)",
         "if added or end > len(prompt)",
         ("test_conformance.py::test_special_tokens_are_context",),
@@ -532,7 +532,7 @@ MUTATIONS = (
     Mutation(
         "special-tokens-of-windows-scored",
         "[CLS] and [SEP] around a window are context",
-        "perplexity.py",
+        "quantities/perplexity.py",
         "first, last = len(before) + context, len(row) - len(behind)",
         "first, last = len(before) + context, len(row)",
         ("test_perplexity.py::test_special_tokens_around_a_window_are_context",),
@@ -541,7 +541,7 @@ MUTATIONS = (
     Mutation(
         "windows-counted-twice",
         "tokens that windows share are scored once",
-        "perplexity.py",
+        "quantities/perplexity.py",
         "context = length - (self.windows.stride or length) if number else 0",
         "context = 0",
         ("test_perplexity.py::test_windows_cover_every_token_once",),
@@ -549,7 +549,7 @@ MUTATIONS = (
     Mutation(
         "bytes-of-windows-counted-twice",
         "the bytes of a document are dealt to its windows once",
-        "engine/documents.py",
+        "jobs/documents.py",
         "size * (len(piece) - context) / count",
         "size * len(piece) / count",
         ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
@@ -557,7 +557,7 @@ MUTATIONS = (
     Mutation(
         "characters-for-bytes",
         "bits per byte divide by the bytes of UTF-8",
-        "inputs/reading.py",
+        "jobs/inputs/reading.py",
         "return len(part.value.encode())",
         "return min(len(part.value.encode()), len(part.value))",
         ("test_inputs.py::test_bytes_are_those_of_utf_8",),
@@ -565,7 +565,7 @@ MUTATIONS = (
     Mutation(
         "characters-for-bytes-of-documents",
         "bits per byte of documents divide by the bytes of UTF-8",
-        "engine/documents.py",
+        "jobs/documents.py",
         "[(len(text.encode()), model.tokenizer.encode(text))]",
         "[(len(text), model.tokenizer.encode(text))]",
         ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
@@ -573,7 +573,7 @@ MUTATIONS = (
     Mutation(
         "characters-for-bytes-of-a-text",
         "bits per byte of a text divide by the bytes of UTF-8",
-        "engine/documents.py",
+        "jobs/documents.py",
         "((len(text.encode()), tokens) for",
         "((len(text), tokens) for",
         ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
@@ -581,7 +581,7 @@ MUTATIONS = (
     Mutation(
         "windows-are-units-of-a-corpus",
         "documents are what a corpus is drawn from",
-        "engine/summary.py",
+        "jobs/summary.py",
         "per_token, per_byte = self.documents if self.count > 1 else self.windows",
         "per_token, per_byte = self.windows",
         ("test_engine.py::test_documents_are_the_units_of_a_corpus",),
@@ -590,7 +590,7 @@ MUTATIONS = (
     Mutation(
         "records-rounded",
         "records hold six decimals",
-        "engine/jobs.py",
+        "jobs/jobs.py",
         "DIGITS = 6",
         "DIGITS = 3",
         ("test_engine.py::test_records_are_as_of_single_rows_and_bad_rows_are_told",),
@@ -598,7 +598,7 @@ MUTATIONS = (
     Mutation(
         "nan-written",
         "infinities and NaN never reach a record",
-        "engine/store.py",
+        "jobs/store.py",
         "allow_nan=False",
         "allow_nan=True",
         ("test_engine.py::test_what_is_no_number_of_json_is_not_written",),
@@ -606,7 +606,7 @@ MUTATIONS = (
     Mutation(
         "manifest-not-synced",
         "a shard counts once its line is on disk",
-        "engine/store.py",
+        "jobs/store.py",
         "os.fsync(self._manifest.fileno())",
         "self._manifest.fileno()",
         ("test_engine.py::test_a_shard_counts_once_its_line_is_on_disk",),
@@ -622,7 +622,7 @@ MUTATIONS = (
     Mutation(
         "part-unchecked-at-the-join",
         "a part that changed since it was written is not joined",
-        "engine/store.py",
+        "jobs/store.py",
         "if hashlib.sha256(content).hexdigest() != done.digest:",
         "if not content and done.rows:",
         ("test_engine.py::test_a_part_that_changes_before_the_join_is_not_joined",),
@@ -630,7 +630,7 @@ MUTATIONS = (
     Mutation(
         "part-unchecked-on-resume",
         "a damaged part is done again",
-        "engine/store.py",
+        "jobs/store.py",
         "return hashlib.sha256(self.path(done.shard).read_bytes()).hexdigest() == done.digest",
         "return self.path(done.shard).exists()",
         ("test_engine.py::test_a_damaged_part_is_found_and_redone",),
@@ -638,7 +638,7 @@ MUTATIONS = (
     Mutation(
         "torn-line-kept",
         "half a line of a killed run is dropped",
-        "engine/store.py",
+        "jobs/store.py",
         "file.truncate(whole)",
         "file.seek(whole)",
         ("test_engine.py::test_a_torn_line_of_the_manifest_is_dropped",),
@@ -678,7 +678,7 @@ MUTATIONS = (
     Mutation(
         "shards-discarded-too-early",
         "an input that cannot be read costs no finished shard",
-        "engine/run.py",
+        "jobs/run.py",
         "    source = plan.cut(directory / stores.SOURCE)\n",
         "    stores.discard(directory) if known is None else None\n    source = plan.cut(directory / stores.SOURCE)\n",
         ("test_files.py::test_finished_shards_survive_an_input_that_cannot_be_read",),
@@ -686,7 +686,7 @@ MUTATIONS = (
     Mutation(
         "result-not-announced",
         "killed between two renames, the next run knows what is there for its own",
-        "engine/run.py",
+        "jobs/run.py",
         "stores.announce(store.directory, *hashes)",
         "stores.announce(store.directory)",
         ("test_engine.py::test_killed_while_an_old_result_is_replaced_there_is_the_old_or_the_new",),
@@ -694,7 +694,7 @@ MUTATIONS = (
     Mutation(
         "tokenizer-not-in-the-settings",
         "a run is not resumed with another tokenizer",
-        "engine/jobs.py",
+        "jobs/jobs.py",
         '{**how, "tokenizer": self.files.tokenizer.digest}',
         '{**how, "tokenizer": None}',
         ("test_score_command.py::test_another_tokenizer_on_resume_is_named",),
@@ -702,7 +702,7 @@ MUTATIONS = (
     Mutation(
         "fields-not-in-the-settings",
         "a run is not resumed with other fields of its rows",
-        "inputs/spec.py",
+        "jobs/inputs/spec.py",
         "return settings_of(self)",
         "return {name: value for name, value in settings_of(self).items() if name != 'fields'}",
         ("test_settings.py::test_a_change_of_any_field_is_refused",),
@@ -710,7 +710,7 @@ MUTATIONS = (
     Mutation(
         "another-model-loaded",
         "a worker loads the model that the run was begun with",
-        "engine/jobs.py",
+        "jobs/jobs.py",
         "files.check_same(model.files)",
         "files.directory",
         ("test_model.py::test_workers_load_what_the_run_was_begun_with",),
@@ -718,7 +718,7 @@ MUTATIONS = (
     Mutation(
         "model-replaced-while-loading",
         "a hash is of what was loaded",
-        "model.py",
+        "models/model.py",
         'raise InputError(f"The model in {self.directory} was changed while it was loaded. Load it again.")',
         "return",
         ("test_model.py::test_a_model_replaced_between_hash_and_load_is_noticed",),
@@ -726,7 +726,7 @@ MUTATIONS = (
     Mutation(
         "replaced-input-read",
         "an input that was replaced since it was cut is not scored",
-        "inputs/source.py",
+        "jobs/inputs/source.py",
         "if state_of(self.path) not in (None, self.state):",
         "if not self.name:",
         ("test_inputs.py::test_input_that_changes_is_told",),
@@ -734,7 +734,7 @@ MUTATIONS = (
     Mutation(
         "footer-unchecked",
         "a Parquet file with another footer is not scored, whatever its size and time",
-        "inputs/parquet.py",
+        "jobs/inputs/parquet.py",
         "if _footer(path) != self.footer:",
         "if not self.footer:",
         ("test_inputs.py::test_a_parquet_file_replaced_while_it_is_read_is_told",),
@@ -753,7 +753,7 @@ MUTATIONS = (
     Mutation(
         "index-unchecked",
         "a changed digit of the index of shards is noticed",
-        "inputs/cutting.py",
+        "jobs/inputs/cutting.py",
         'and _noted(directory).digest == known["noted"]',
         "and _noted(directory) is not None",
         ("test_inputs.py::test_half_of_a_work_directory_is_made_again",),
@@ -769,7 +769,7 @@ MUTATIONS = (
     Mutation(
         "settings-not-compared",
         "a run is not resumed with other settings",
-        "engine/store.py",
+        "jobs/store.py",
         "if known.get(name) != asked.get(name)]",
         "if known.get(name) != asked.get(name) and name not in asked]",
         ("test_engine.py::test_other_settings_are_refused_by_name",),
@@ -777,7 +777,7 @@ MUTATIONS = (
     Mutation(
         "input-not-compared",
         "a run is not resumed with another input",
-        "engine/run.py",
+        "jobs/run.py",
         "settings = {**plan.settings, INPUT: source.digest}",
         "settings = {**plan.settings, INPUT: (known or {}).get(INPUT, source.digest)}",
         ("test_engine.py::test_other_settings_are_refused_by_name",),
@@ -785,7 +785,7 @@ MUTATIONS = (
     Mutation(
         "changed-input-read",
         "an input that changed since it was cut is not scored",
-        "inputs/source.py",
+        "jobs/inputs/source.py",
         "or check != shard.check",
         "or not check",
         ("test_inputs.py::test_input_that_changes_is_told",),
@@ -793,7 +793,7 @@ MUTATIONS = (
     Mutation(
         "duplicate-ids-accepted",
         "an id that was used before is refused",
-        "inputs/source.py",
+        "jobs/inputs/source.py",
         "found.line not in again",
         "found.line in again",
         ("test_inputs.py::test_ids_used_twice_are_told_across_shards",),
@@ -802,7 +802,7 @@ MUTATIONS = (
     Mutation(
         "terminal-term-missing",
         "what is left at the end of the integral is added",
-        "dse.py",
+        "noise/dse.py",
         "parts = parts + last.gather(",
         "parts = parts + 0 * last.gather(",
         ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
@@ -810,7 +810,7 @@ MUTATIONS = (
     Mutation(
         "time-cut",
         "the integral goes up to infinite noise",
-        "quadrature.py",
+        "noise/quadrature.py",
         "last = 1.0 if math.isinf(until)",
         "last = 0.9 if math.isinf(until)",
         ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
@@ -818,7 +818,7 @@ MUTATIONS = (
     Mutation(
         "rates-transposed",
         "jumps into a state are not those out of it",
-        "process.py",
+        "noise/process.py",
         "(self.matrix - self.matrix.diagonal().diag()).T[noised]",
         "(self.matrix - self.matrix.diagonal().diag())[noised]",
         ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
@@ -826,7 +826,7 @@ MUTATIONS = (
     Mutation(
         "loss-weight-of-time",
         "t-DCE weighs time by sigma (1 - lambda) / lambda",
-        "loss.py",
+        "train/losses.py",
         "self.schedule.rate(levels) * (1 - level) / level",
         "self.schedule.rate(levels) / level",
         ("test_loss.py::test_cross_entropies_are_unbiased_against_exact[t-dce]",),
@@ -835,7 +835,7 @@ MUTATIONS = (
     Mutation(
         "circulation-weights-dropped",
         "pairs have the law of neighbours in a random order",
-        "consistency.py",
+        "quantities/consistency.py",
         "pair_weight * size_weight",
         "pair_weight",
         ("test_consistency.py::test_weights_make_pairs_and_sizes_uniform",),
@@ -843,7 +843,7 @@ MUTATIONS = (
     Mutation(
         "influence-shares",
         "effects of context tokens add up to the mutual information",
-        "influence.py",
+        "quantities/influence.py",
         "_shapley(pair) * (count - 1) / 2",
         "_shapley(pair) * count / 2",
         ("test_information.py::test_drawn_influence_is_unbiased_and_adds_up",),
@@ -851,7 +851,7 @@ MUTATIONS = (
     Mutation(
         "information-left-off-by-one",
         "at size k fewer than k tokens are masked",
-        "information.py",
+        "quantities/information.py",
         "bdtr(np.arange(tokens), tokens,",
         "bdtr(np.arange(1, tokens + 1), tokens,",
         ("test_information.py::test_information_left_against_quadrature",),
@@ -860,7 +860,7 @@ MUTATIONS = (
     Mutation(
         "ties-count-nothing",
         "ties count half in an AUROC",
-        "audit/separation.py",
+        "apps/audit/separation.py",
         "torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)",
         "2 * torch.searchsorted(ordered, values)",
         ("test_separation.py::test_values_against_peers",),
@@ -868,7 +868,7 @@ MUTATIONS = (
     Mutation(
         "given-labelling-forgotten",
         "a permutation p-value is never 0",
-        "audit/separation.py",
+        "apps/audit/separation.py",
         "(1 + extreme) / (1 + len(sums))",
         "extreme / len(sums)",
         ("test_separation.py::test_forgetting_the_given_labelling_is_caught",),
@@ -876,7 +876,7 @@ MUTATIONS = (
     Mutation(
         "conformal-row-forgotten",
         "a conformal p-value is exact, and never 0",
-        "audit/separation.py",
+        "apps/audit/separation.py",
         "(1 + higher).double() / (len(reference) + 1)",
         "higher.double() / len(reference)",
         ("test_separation.py::test_conformal_p_values_against_enumeration",),
@@ -884,7 +884,7 @@ MUTATIONS = (
     Mutation(
         "permuted-across-clusters",
         "labels are dealt within what rows share",
-        "audit/separation.py",
+        "apps/audit/separation.py",
         "dtype=torch.float64) + block",
         "dtype=torch.float64) + 0 * block",
         ("test_separation.py::test_clustered_p_values_against_enumeration",),
@@ -892,7 +892,7 @@ MUTATIONS = (
     Mutation(
         "many-features-unadjusted",
         "p-values are adjusted for their number",
-        "audit/separation.py",
+        "apps/audit/separation.py",
         "(len(p_values) - place) * p_values[n]",
         "p_values[n]",
         ("test_separation.py::test_adjusted_p_values_against_peer",),

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import infodis
 from infodis.design import Enumerate
-from infodis.doctor import examine, patient_of
 from infodis.errors import InputError
+from infodis.models.doctor import examine, patient_of
 from infodis.rng import stream
 from infodis.sampling import sample
 
@@ -264,7 +264,7 @@ def test_dream_begins_with_its_begin_token(tmp_path):
 
 def test_a_gpu_is_filled_to_two_thirds(monkeypatch):
     """What a probe of 1024 tokens takes decides; the memory of the GPU is made up here."""
-    from infodis import model as module
+    from infodis.models import model as module
 
     network = infodis.load(REFERENCES / "llada").network
     for name, value in (("memory_allocated", 0), ("max_memory_allocated", 2**20), ("mem_get_info", (3 * 2**24, 0))):

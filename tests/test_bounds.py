@@ -11,14 +11,23 @@ import typer
 from typer.testing import CliRunner
 
 import infodis
+from infodis.apps.bench.problems import Perturbed, Tabulated
 from infodis.batching import run
-from infodis.bench.problems import Perturbed, Tabulated
-from infodis.bounds import Plan, average, bounding, bounds, importance, most_confident_first, tangent, tangent_point
 from infodis.cli.bounds import bounds as command
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
 from infodis.predictor import Counting, from_function
+from infodis.quantities.bounds import (
+    Plan,
+    average,
+    bounding,
+    bounds,
+    importance,
+    most_confident_first,
+    tangent,
+    tangent_point,
+)
 from infodis.rng import stream
 
 CHAIN = MarkovChain.random(order=1, vocab_size=3, temperature=0.5, seed=0)
@@ -225,7 +234,7 @@ def test_more_orders_begin_with_the_same_ones():
 
 def test_long_targets_in_blocks_are_as_in_one(monkeypatch):
     whole = bounds(NOISY, X[0], orders=8, particles=2)
-    monkeypatch.setattr("infodis.bounds.CHUNK", 300)
+    monkeypatch.setattr("infodis.quantities.bounds.CHUNK", 300)
     parts = bounds(NOISY, X[0], orders=8, particles=2)
     torch.testing.assert_close(whole.nll.replicates, parts.nll.replicates, rtol=1e-12, atol=0)
     assert whole.evaluations <= parts.evaluations <= 8 * 11 + 1 + 11 + 12  # all orders share the fully masked row

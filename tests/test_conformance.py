@@ -13,7 +13,7 @@ import torch
 
 import infodis
 from infodis.design import Enumerate
-from infodis.doctor import Patient, examine, patient_of
+from infodis.models.doctor import Patient, examine, patient_of
 
 transformers = pytest.importorskip("transformers")
 

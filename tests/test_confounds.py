@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from infodis.audit import confounds
-from infodis.audit.confounds import (
+from infodis.apps.audit import confounds
+from infodis.apps.audit.confounds import (
     FALSE_ALARMS,
     FOLDS,
     INFLATION,
@@ -25,7 +25,7 @@ from infodis.audit.confounds import (
     repeated,
     thinned,
 )
-from infodis.audit.separation import Interval, Separation, auroc
+from infodis.apps.audit.separation import Interval, Separation, auroc
 from infodis.errors import InputError
 
 DICTIONARY = random.Random(0)

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from infodis.apps.bench.problems import Perturbed, Tabulated
 from infodis.batching import run
-from infodis.bench.problems import Perturbed, Tabulated
-from infodis.bounds import bounds
-from infodis.consistency import Circulations, Consistency, _draw_pairs, audit, circulating, draw_heat_map
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
 from infodis.predictor import Counting, Tempered, from_function
+from infodis.quantities.bounds import bounds
+from infodis.quantities.consistency import Circulations, Consistency, _draw_pairs, audit, circulating, draw_heat_map
 from infodis.rng import stream
 
 CHAIN = MarkovChain.random(order=1, vocab_size=3, temperature=0.5, seed=0)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import infodis
-from infodis.bench.experiments import measure
-from infodis.bench.problems import Perturbed, chain_problem
+from infodis.apps.bench.experiments import measure
+from infodis.apps.bench.problems import Perturbed, chain_problem
 from infodis.control import Neighbours, Positions, _neighbours, fold_bounds, neighbour_maps, predict
 from infodis.design import Layout, Orders, StratifiedCount, Tiled, TimeFree, numbers
 from infodis.errors import InputError

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from infodis import data
-from infodis.data import Characters, Subwords, encode_file, open_tokens, tokenizer_from, tokenizer_named
 from infodis.errors import InputError
 from infodis.files import UNFINISHED
+from infodis.models import data
+from infodis.models.data import Characters, Subwords, encode_file, open_tokens, tokenizer_from, tokenizer_named
 from infodis.rng import stream
 
 TEXT8 = tokenizer_named("text8")

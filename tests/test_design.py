@@ -5,7 +5,7 @@ import pytest
 import torch
 from laws import ALL_DESIGNS, RANDOM_DESIGNS, certificate, violation
 
-from infodis.bench.peers import LladaSampler, PaperSampler
+from infodis.apps.bench.peers import LladaSampler, PaperSampler
 from infodis.design import (
     Auto,
     Enumerate,

@@ -12,18 +12,20 @@ from test_score_command import invoke
 from test_train import Silent, losses, prepare
 
 import infodis
-from infodis import batching, checkpoint, loss
-from infodis.bounds import bounds
+from infodis import batching
 from infodis.cli import app
 from infodis.device import resolve_device
-from infodis.doctor import examine, patient_of
-from infodis.dse import from_denoiser, from_network, from_predictor, mdce
-from infodis.engine.jobs import ModelSpec
 from infodis.errors import InputError
-from infodis.nets import RADD, SEDD, Shape, initialise
-from infodis.process import Absorbing, Uniform
+from infodis.jobs.jobs import ModelSpec
+from infodis.models import checkpoint
+from infodis.models.doctor import examine, patient_of
+from infodis.models.nets import RADD, SEDD, Shape, initialise
+from infodis.noise.dse import from_denoiser, from_network, from_predictor, mdce
+from infodis.noise.process import Absorbing, Uniform
+from infodis.quantities.bounds import bounds
 from infodis.rng import stream
 from infodis.sampling import Ancestral, Blocks, MostConfident, ReverseStep, sample, sample_uniform
+from infodis.train import losses as loss
 from infodis.train import read_config, train
 
 REFERENCES = Path(__file__).parent / "references"

@@ -10,8 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from infodis.cli import app
-from infodis.doctor import Patient, examine, patient_of
-from infodis.model import load
+from infodis.models.doctor import Patient, examine, patient_of
+from infodis.models.model import load
 from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, from_function
 from infodis.rng import seed_global, stream

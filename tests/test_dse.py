@@ -9,13 +9,13 @@ from test_process import random_rates
 
 from infodis import dse_nll, nll
 from infodis.design import Enumerate
-from infodis.dse import NoisyOracle, from_denoiser, from_network, from_predictor, mdce, mdse
 from infodis.errors import InputError, PredictorError
-from infodis.loss import scores_from_predictor
+from infodis.noise.dse import NoisyOracle, from_denoiser, from_network, from_predictor, mdce, mdse
+from infodis.noise.process import Absorbing, Uniform, mixture
+from infodis.noise.quadrature import half_line
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
-from infodis.process import Absorbing, Uniform, mixture
-from infodis.quadrature import half_line
 from infodis.rng import stream, uniforms
+from infodis.train.losses import scores_from_predictor
 
 LENGTH, VOCAB = 3, 3
 CHAIN = MarkovChain.random(order=1, vocab_size=VOCAB, temperature=0.2, seed=3)
@@ -203,7 +203,7 @@ def test_the_end_taken_for_stationary_is_an_upper_bound():
 
 
 def test_schedules_change_nothing():
-    from infodis.schedule import Cosine
+    from infodis.noise.schedule import Cosine
 
     process, schedule = PROCESSES["uniform"], Cosine()
     until = float(schedule.total(torch.tensor(0.7).double()))

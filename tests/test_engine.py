@@ -12,22 +12,22 @@ import pytest
 import torch
 from instant import InstantScore
 
-from infodis.bench.engine import instant
-from infodis.data import Characters
+from infodis.apps.bench.engine import instant
 from infodis.design import UniformCount
-from infodis.engine import store as stores
-from infodis.engine.documents import DocumentsSpec, Window
-from infodis.engine.jobs import ModelSpec
-from infodis.engine.local import InProcess, Processes
-from infodis.engine.rolling import Rolled, Rolling
-from infodis.engine.run import Plan, run
-from infodis.engine.summary import PerplexitySummary, Rate
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request, nll
 from infodis.files import UNFINISHED, atomic_text, locked
-from infodis.inputs import InputSpec
 from infodis.item import Item
-from infodis.perplexity import Windows
+from infodis.jobs import store as stores
+from infodis.jobs.documents import DocumentsSpec, Window
+from infodis.jobs.inputs import InputSpec
+from infodis.jobs.jobs import ModelSpec
+from infodis.jobs.local import InProcess, Processes
+from infodis.jobs.rolling import Rolled, Rolling
+from infodis.jobs.run import Plan, run
+from infodis.jobs.summary import PerplexitySummary, Rate
+from infodis.models.data import Characters
+from infodis.quantities.perplexity import Windows
 from infodis.rng import stream
 
 ROWS = 60

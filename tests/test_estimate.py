@@ -10,19 +10,19 @@ import torch
 from laws import ALL_DESIGNS
 
 import infodis
-from infodis.bench.experiments import measure, run_many
-from infodis.bench.peers import PaperSampler
-from infodis.bench.problems import Perturbed, Problem, Tabulated, chain_problem, random_network, random_problem
-from infodis.bounds import Measured
+from infodis.apps.bench.experiments import measure, run_many
+from infodis.apps.bench.peers import PaperSampler
+from infodis.apps.bench.problems import Perturbed, Problem, Tabulated, chain_problem, random_network, random_problem
 from infodis.control import Neighbours, Positions
 from infodis.design import Auto, Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, TimeIntegral, UniformCount
 from infodis.errors import InputError, PredictorError
 from infodis.estimate import Request, error_of_mean, estimate_items
-from infodis.influence import Information
 from infodis.item import Item
 from infodis.oracle import MarkovChain, Table
 from infodis.predictor import Counting, from_function
-from infodis.race import _standard_error
+from infodis.quantities.bounds import Measured
+from infodis.quantities.choose import _standard_error
+from infodis.quantities.influence import Information
 from infodis.rng import stream
 
 CHAIN = MarkovChain.random(order=4, vocab_size=4, temperature=0.5, seed=0)

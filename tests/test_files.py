@@ -10,9 +10,6 @@ from instant import InstantScore
 from typer.testing import CliRunner
 
 from infodis.cli import app
-from infodis.engine import store as stores
-from infodis.engine.local import InProcess
-from infodis.engine.run import Plan, run
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request
 from infodis.files import (
@@ -25,7 +22,10 @@ from infodis.files import (
     result_file,
     result_text,
 )
-from infodis.inputs import InputSpec
+from infodis.jobs import store as stores
+from infodis.jobs.inputs import InputSpec
+from infodis.jobs.local import InProcess
+from infodis.jobs.run import Plan, run
 
 MINE = '{"text": "mine"}\n'
 
@@ -264,8 +264,10 @@ def test_commands_refuse_before_the_work(here, words, monkeypatch):
         (here / name).write_text(MINE)
     (here / "scores.jsonl").write_text('{"id": 1, "value": 1.5, "standard_error": 0.5}\n')
     before = content(here)
-    monkeypatch.setattr("infodis.model.load", lambda *given, **options: pytest.fail("work was begun"))
-    monkeypatch.setattr("infodis.bench.experiments.coupling", lambda **options: map(pytest.fail, ["work was begun"]))
+    monkeypatch.setattr("infodis.models.model.load", lambda *given, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr(
+        "infodis.apps.bench.experiments.coupling", lambda **options: map(pytest.fail, ["work was begun"])
+    )
     with pytest.raises(InfodisError):
         infodis(*words)
     assert content(here) == before
@@ -285,8 +287,8 @@ def test_training_removes_only_its_own_checkpoints(here):
 
 
 def test_a_cache_of_answers_that_is_not_ours(here):
-    from infodis.integrations.cache import Cache, digest
-    from infodis.integrations.report import SideFile
+    from infodis.apps.lm_eval.cache import Cache, digest
+    from infodis.apps.lm_eval.report import SideFile
 
     path = here / f"{digest({'model': 1})}.jsonl"
     path.write_text("no line end")
@@ -300,9 +302,9 @@ def test_a_cache_of_answers_that_is_not_ours(here):
 def test_pictures_beside_a_document_are_its_own(here):
     from test_reproduce import Trivial
 
-    from infodis.report import figures
-    from infodis.reproduce.experiment import Bench, Outcome
-    from infodis.reproduce.writing import write_document
+    from infodis.apps.report import figures
+    from infodis.apps.reproduce.experiment import Bench, Outcome
+    from infodis.apps.reproduce.writing import write_document
 
     figure = figures.histogram({"a": [1.0, 2.0]}, axis="nats")
     done = [(Trivial(), Outcome("About it.", (), figures=(figure,)), Bench(here / "run"))]

@@ -7,7 +7,7 @@ import torch
 
 from infodis import gaussian_nll
 from infodis.errors import InputError, PredictorError
-from infodis.gaussian import GaussianMixture
+from infodis.noise.gaussian import GaussianMixture
 from infodis.rng import stream
 
 MIXTURE = GaussianMixture(

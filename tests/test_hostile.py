@@ -20,16 +20,16 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import infodis
+from infodis.apps.report.drawing import table
+from infodis.apps.report.values import Figure
 from infodis.cli import app, main
 from infodis.cli.report import read_records
 from infodis.cli.screen import Screen, tame_libraries
 from infodis.errors import InfodisError, InputError, PredictorError
-from infodis.gaussian import gaussian_nll
-from infodis.inputs.places import find
-from infodis.model import POINTER, locate
+from infodis.jobs.inputs.places import find
+from infodis.models.model import POINTER, locate
+from infodis.noise.gaussian import gaussian_nll
 from infodis.predictor import from_function
-from infodis.report.drawing import table
-from infodis.report.values import Figure
 from infodis.terminal import printable
 
 REFERENCES = Path(__file__).parent / "references"

@@ -11,19 +11,19 @@ from scipy.integrate import quad
 from typer.testing import CliRunner
 
 import infodis
-from infodis import influence as parts
-from infodis import information
+from infodis.apps.bench.problems import Perturbed, Tabulated
 from infodis.batching import Batching, converse
-from infodis.bench.problems import Perturbed, Tabulated
 from infodis.cli.curve import curve
 from infodis.design import Enumerate, MaskDesign, Tiled, UniformCount
 from infodis.errors import InputError
 from infodis.files import MANIFEST
-from infodis.influence import influence, mutual_information
-from infodis.information import profile, unmasking_cost, unmasking_schedule, visible_shares
 from infodis.item import Item
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
+from infodis.quantities import influence as parts
+from infodis.quantities import information
+from infodis.quantities.influence import influence, mutual_information
+from infodis.quantities.information import profile, unmasking_cost, unmasking_schedule, visible_shares
 from infodis.rng import stream, uniforms
 
 DNA = Table.dna(0)

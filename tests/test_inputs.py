@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import infodis
-from infodis.data import Characters, Subwords
 from infodis.errors import InputError
-from infodis.inputs import (
+from infodis.jobs.inputs import (
     Entry,
     Reading,
     Refused,
@@ -33,7 +32,8 @@ from infodis.inputs import (
     lines,
     source,
 )
-from infodis.inputs.duplicates import Ids, repeated
+from infodis.jobs.inputs.duplicates import Ids, repeated
+from infodis.models.data import Characters, Subwords
 
 REFERENCES = Path(__file__).parent / "references"
 
@@ -624,7 +624,7 @@ def test_killed_while_cutting_leaves_nothing_that_counts(tmp_path):
     rows = b"".join(b'{"id": %d, "text": "%d"}\n' % (n % 20_000, n) for n in range(30_000))
     path, work = put(tmp_path, "a.jsonl", rows), tmp_path / "work"
     code = (
-        "import os, signal, sys, threading; from pathlib import Path; from infodis.inputs import cut;"
+        "import os, signal, sys, threading; from pathlib import Path; from infodis.jobs.inputs import cut;"
         "threading.Timer(float(sys.argv[3]), lambda: os.kill(os.getpid(), signal.SIGKILL)).start();"
         "[cut(Path(sys.argv[1]), Path(sys.argv[2]), rows=100 + n) for n in range(1000)]"
     )
@@ -1092,7 +1092,7 @@ def test_rejected_rows_are_safe_to_print():
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from infodis.inputs import cut
+from infodis.jobs.inputs import cut
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 made = cut(Path(sys.argv[1]), Path(sys.argv[2]), rows=256)
 good = sum(hasattr(one, "fields") for one in made)

@@ -19,18 +19,18 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 import infodis
-from infodis.adapters import Opened
-from infodis.data import Characters
+from infodis.apps.lm_eval import scorer as scoring
+from infodis.apps.lm_eval.cache import Cache
+from infodis.apps.lm_eval.generation import Wish, Writer
+from infodis.apps.lm_eval.lm_eval import InfodisLM
+from infodis.apps.lm_eval.questions import Answer, Place, Reader
+from infodis.apps.lm_eval.report import flips
+from infodis.apps.lm_eval.settings import Settings
 from infodis.errors import InputError, PredictorError
-from infodis.integrations import scorer as scoring
-from infodis.integrations.cache import Cache
-from infodis.integrations.generation import Wish, Writer
-from infodis.integrations.lm_eval import InfodisLM
-from infodis.integrations.questions import Answer, Place, Reader
-from infodis.integrations.report import flips
-from infodis.integrations.settings import Settings
-from infodis.model import Model
-from infodis.nets.network import Network
+from infodis.models.adapters import Opened
+from infodis.models.data import Characters
+from infodis.models.model import Model
+from infodis.models.nets.network import Network
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
 from infodis.settings import UNCOMPARED

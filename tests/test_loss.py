@@ -10,7 +10,12 @@ import torch
 import infodis
 from infodis.design import Enumerate
 from infodis.errors import InputError
-from infodis.loss import (
+from infodis.models.nets import RADD, Shape, initialise
+from infodis.noise.schedule import SCHEDULES, Cosine, Geometric, LogLinear
+from infodis.oracle import MarkovChain
+from infodis.predictor import from_function
+from infodis.rng import stream
+from infodis.train.losses import (
     K_DCE,
     LAMBDA_DCE,
     FlatDCE,
@@ -23,11 +28,6 @@ from infodis.loss import (
     scores_from_predictor,
     strata,
 )
-from infodis.nets import RADD, Shape, initialise
-from infodis.oracle import MarkovChain
-from infodis.predictor import from_function
-from infodis.rng import stream
-from infodis.schedule import SCHEDULES, Cosine, Geometric, LogLinear
 
 CHAIN = MarkovChain.random(order=1, vocab_size=3, temperature=0.3)
 X = CHAIN.sample(1, length=4, generator=stream(0, "x"))

@@ -11,11 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 import infodis
-from infodis import checkpoint, model
 from infodis.cli import app
 from infodis.design import Enumerate
-from infodis.engine.jobs import ModelSpec
 from infodis.errors import InputError
+from infodis.jobs.jobs import ModelSpec
+from infodis.models import checkpoint, model
 from infodis.oracle import Table
 from infodis.rng import stream
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from infodis import checkpoint
 from infodis.errors import InputError
-from infodis.nets import RADD, SEDD, SIZES, Shape, initialise
+from infodis.models import checkpoint
+from infodis.models.nets import RADD, SEDD, SIZES, Shape, initialise
 from infodis.predictor import Predictor, check_log_conditionals, gather_surprisal
 from infodis.rng import stream
 
@@ -35,7 +35,7 @@ def test_public_checkpoints_against_peer(name):
 @torch.no_grad()
 def test_a_wrong_rotation_would_be_seen(monkeypatch):
     """Negative control: positions turned the other way round must not reproduce the recorded answer."""
-    import infodis.nets.radd as module
+    import infodis.models.nets.radd as module
 
     right = module.rotation
     monkeypatch.setattr(module, "rotation", lambda *a, **k: (right(*a, **k)[0], right(*a, **k)[1].flip(0)))
@@ -123,8 +123,8 @@ def test_named_sizes_have_the_parameters_of_the_papers():
 
 COMPILE = """
 import torch
-from infodis.nets import RADD, SEDD, Shape, initialise
-from infodis.nets.llama import Llama, LlamaShape
+from infodis.models.nets import RADD, SEDD, Shape, initialise
+from infodis.models.nets.llama import Llama, LlamaShape
 from infodis.rng import stream
 
 tokens, sigma = torch.zeros(2, 4, dtype=torch.int64), torch.ones(2)

@@ -8,8 +8,8 @@ import torch
 from infodis.design import Enumerate, TimeFree
 from infodis.errors import InputError
 from infodis.oracle import MarkovChain
-from infodis.perplexity import Windows, perplexity, window_item
 from infodis.predictor import Tempered
+from infodis.quantities.perplexity import Windows, perplexity, window_item
 from infodis.rng import stream
 
 CHAIN = MarkovChain.random(order=1, vocab_size=3, temperature=0.3)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from infodis.errors import InputError
-from infodis.loss import score_entropy as trained_entropy
-from infodis.process import Absorbing, General, Uniform, mixture, score_entropy
+from infodis.noise.process import Absorbing, General, Uniform, mixture, score_entropy
 from infodis.rng import stream, uniforms
+from infodis.train.losses import score_entropy as trained_entropy
 
 
 def random_rates(states, seed=0):

@@ -17,55 +17,77 @@ from infodis.rng import key
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "infodis"
 
-LAYERS = [
-    {"errors", "rng", "terminal"},
-    {"files", "plotting", "quadrature", "device", "settings", "snapshot"},
-    {"item", "predictor", "schedule", "process"},
-    {"design", "control"},
-    {"observe", "oracle"},
-    {"batching"},
-    {"estimate"},
-    {"ratio", "race", "perplexity", "loss", "nets", "data", "gaussian", "bounds"},
-    {"sampling", "checkpoint", "dse", "consistency", "influence"},
-    {"adapters", "information"},
-    {"model"},
-    {"train", "doctor", "inputs"},
-    {"engine", "integrations"},
-    {"report", "bench"},
-    {"audit"},
-    {"reproduce"},
-    {"cli"},
-    {"__main__"},
-]
+LAYERS = {
+    "": [
+        {"errors", "rng", "terminal"},
+        {"files", "plotting", "device", "settings", "snapshot"},
+        {"item", "predictor"},
+        {"design", "control"},
+        {"auto"},
+        {"observe", "oracle"},
+        {"batching"},
+        {"estimate"},
+        {"quantities"},
+        {"noise"},
+        {"models"},
+        {"train", "sampling"},
+        {"jobs"},
+        {"apps"},
+        {"cli"},
+        {"__main__"},
+    ],
+    "quantities": [{"bounds", "ratio", "choose", "perplexity"}, {"consistency", "influence"}, {"information"}],
+    "noise": [{"process", "schedule", "quadrature"}, {"gaussian", "dse"}],
+    "models": [{"data", "nets"}, {"checkpoint"}, {"adapters"}, {"model"}, {"doctor"}],
+    "apps": [{"report", "bench", "lm_eval"}, {"audit"}, {"reproduce"}],
+}
+"""Rooms from the ground up, and those inside of packages: a file imports only what lies below its own."""
+
+TOGETHER = ({"item", "predictor"}, {"observe", "oracle"})
+"""Files of one layer that may import each other."""
 
 
 def modules():
     return [p for p in SOURCE.rglob("*.py") if p.name != "__init__.py" or p.parent != SOURCE]
 
 
-def room(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def dotted(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """The rooms that a file imports from, by either spelling."""
+def imported(path: Path) -> set[tuple[str, ...]]:
+    """The modules below infodis that a file imports, by either spelling."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("infodis."):
-            found.add(node.module.split(".")[1])
-        elif isinstance(node, ast.ImportFrom) and node.module == "infodis":
-            found |= {alias.name for alias in node.names if not alias.name.startswith("__")}
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "infodis":
+            package = tuple(node.module.split(".")[1:])
+            names = [(*package, alias.name) for alias in node.names if not alias.name.startswith("__")]
+            found |= {name if is_module(name) else package for name in names} - {()}
+        elif isinstance(node, ast.Import):
+            found |= {tuple(a.name.split(".")[1:]) for a in node.names if a.name.startswith("infodis.")}
     return found
+
+
+def is_module(name: tuple[str, ...]) -> bool:
+    path = SOURCE.joinpath(*name)
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_point_downwards(path):
-    level = {name: n for n, names in enumerate(LAYERS) for name in names}
-    mine = room(path)
-    for imported in imported_rooms(path):
-        pair = {imported, mine}
-        neighbours = pair <= {"item", "predictor"} or pair <= {"observe", "oracle"}
-        assert imported == mine or level[imported] < level[mine] or neighbours, f"{path.name} imports {imported}"
+    mine = dotted(path)
+    for other in imported(path):
+        shared = 0
+        while shared < min(len(mine), len(other)) and mine[shared] == other[shared]:
+            shared += 1
+        layers = LAYERS.get("/".join(mine[:shared]))
+        if layers is None or shared in (len(mine), len(other)):
+            continue
+        level = {name: n for n, names in enumerate(layers) for name in names}
+        here, there = mine[shared], other[shared]
+        together = any({here, there} <= some for some in TOGETHER)
+        assert level[there] < level[here] or together, f"{'.'.join(mine)} imports {'.'.join(other)}"
 
 
 DRAWS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal"}
@@ -140,9 +162,9 @@ def test_bench_commands(tmp_path):
 
 
 def test_variance_figure(tmp_path):
-    from infodis.bench.experiments import variance
-    from infodis.bench.figure import draw_variance
-    from infodis.bench.problems import chain_problem
+    from infodis.apps.bench.experiments import variance
+    from infodis.apps.bench.figure import draw_variance
+    from infodis.apps.bench.problems import chain_problem
 
     found = list(variance([chain_problem(0.5, count=1, target=6)], rows=64, runs=3))
     draw_variance(found, tmp_path / "variance.svg")

@@ -13,7 +13,6 @@ import torch
 from laws import violation
 from scipy import integrate, stats
 
-from infodis import race as module
 from infodis.batching import Batching, converse, run
 from infodis.control import Neighbours
 from infodis.design import Auto, Orders, Pairs, StratifiedCount, Tiled, TimeFree, UniformCount
@@ -21,7 +20,8 @@ from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
-from infodis.race import FEWEST, Field, Numbers, PowerCount, Race, Runner, Verdict, choose, choosing
+from infodis.quantities import choose as module
+from infodis.quantities.choose import FEWEST, Field, Numbers, PowerCount, Race, Runner, Verdict, choose, choosing
 from infodis.rng import stream
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import infodis
-from infodis.bench.experiments import coupling
-from infodis.bench.problems import Perturbed, Tabulated
+from infodis.apps.bench.experiments import coupling
+from infodis.apps.bench.problems import Perturbed, Tabulated
 from infodis.control import Neighbours
 from infodis.design import Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, UniformCount
 from infodis.errors import InputError
@@ -15,7 +15,7 @@ from infodis.estimate import Request
 from infodis.item import Item
 from infodis.oracle import MarkovChain, Table
 from infodis.predictor import Counting, Tempered, from_function
-from infodis.ratio import Comparison, Ratio, Side, compare, margin
+from infodis.quantities.ratio import Comparison, Ratio, Side, compare, margin
 from infodis.rng import stream
 
 CHAIN = MarkovChain.random(order=2, vocab_size=4, temperature=0.3, seed=0)
@@ -276,8 +276,8 @@ def test_little_memory_changes_no_number(monkeypatch):
     texts = CHAIN.sample(6, length=18, generator=stream(0, "many"))
     comparisons = [Comparison(margin(CHAIN, read(y), read(X)), Request(Tiled(), None, 32)) for y in texts]
     roomy = compared(comparisons)
-    monkeypatch.setattr(infodis.ratio, "CHUNK", 1000)
-    monkeypatch.setattr(infodis.ratio, "WINDOW", 1000)
+    monkeypatch.setattr(infodis.quantities.ratio, "CHUNK", 1000)
+    monkeypatch.setattr(infodis.quantities.ratio, "WINDOW", 1000)
     for one, other in zip(roomy, compared(comparisons), strict=True):
         assert torch.allclose(one.replicates, other.replicates, rtol=0, atol=1e-9)
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from instant import InstantScore
 
-from infodis.engine import store as stores
-from infodis.engine.local import InProcess
-from infodis.engine.run import Plan, run
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request
-from infodis.inputs import InputSpec
+from infodis.jobs import store as stores
+from infodis.jobs.inputs import InputSpec
+from infodis.jobs.local import InProcess
+from infodis.jobs.run import Plan, run
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
-engine = pytest.importorskip("infodis.engine.ray")
+engine = pytest.importorskip("infodis.jobs.ray")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data.context")  # of Ray about itself
 
@@ -190,8 +190,8 @@ def test_errors_of_workers_are_one_line(tmp_path):
 DRIVER = """
 import sys
 from pathlib import Path
-from infodis.engine.ray import RayActors
-from infodis.engine.run import run
+from infodis.jobs.ray import RayActors
+from infodis.jobs.run import run
 from test_ray import plan
 
 def watch(state):

@@ -16,11 +16,11 @@ import struct
 
 import pytest
 
+from infodis.apps.report import drawing, figures, page, payload
+from infodis.apps.report.scores import score_report
+from infodis.apps.report.values import Column, Figure, Finding, Report, Row, Table, Threshold, Tokens
 from infodis.errors import InputError
 from infodis.files import MANIFEST
-from infodis.report import drawing, figures, page, payload
-from infodis.report.scores import score_report
-from infodis.report.values import Column, Figure, Finding, Report, Row, Table, Threshold, Tokens
 
 MARKUP = "</script><script>alert(1)</script>"
 COLUMNS = (Column("nll", "nats"), Column("length", "tokens", digits=0))
@@ -143,7 +143,7 @@ def test_policy_names_the_scripts_of_the_page_and_nothing_else():
 
 
 def test_script_makes_no_markup_from_text():
-    script = (importlib.resources.files("infodis.report") / "page.js").read_text()
+    script = (importlib.resources.files("infodis.apps.report") / "page.js").read_text()
     for word in (
         "innerHTML",
         "outerHTML",

@@ -13,22 +13,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from infodis.bench.problems import Perturbed
-from infodis.checkpoint import WEIGHTS, Spec, load
+from infodis.apps.bench.problems import Perturbed
+from infodis.apps.report.values import Table as Shown
+from infodis.apps.reproduce import dna, theory
+from infodis.apps.reproduce.catalog import EXPERIMENTS, experiments_named
+from infodis.apps.reproduce.dna import DnaConditional, DnaUnconditional, Fit, Match
+from infodis.apps.reproduce.experiment import Bench, Claim, Experiment, Outcome
+from infodis.apps.reproduce.start import ANSWER, Axes, Memories, Neighbours, begin
+from infodis.apps.reproduce.writing import markdown, write_all, write_document
 from infodis.cli import app
 from infodis.design import Enumerate
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.item import Item
-from infodis.nets import Shape
+from infodis.models.checkpoint import WEIGHTS, Spec, load
+from infodis.models.nets import Shape
 from infodis.oracle import Table
-from infodis.report.values import Table as Shown
-from infodis.reproduce import dna, theory
-from infodis.reproduce.catalog import EXPERIMENTS, experiments_named
-from infodis.reproduce.dna import DnaConditional, DnaUnconditional, Fit, Match
-from infodis.reproduce.experiment import Bench, Claim, Experiment, Outcome
-from infodis.reproduce.start import ANSWER, Axes, Memories, Neighbours, begin
-from infodis.reproduce.writing import markdown, write_all, write_document
 from infodis.rng import stream
 
 # What is done is kept.

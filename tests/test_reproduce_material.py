@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from infodis.apps.reproduce import material, ood
+from infodis.apps.reproduce.experiment import Bench
+from infodis.apps.reproduce.material import ARC, GPT2, HELD_OUT, HELLASWAG, PAIRS, PIQA, TO_TRAIN_ON, TRIPLETS, WIKITEXT
+from infodis.apps.reproduce.ratio import Triplets
+from infodis.apps.reproduce.trials import Question, digest, questions, read, triplets
 from infodis.errors import InputError
 from infodis.estimate import nll
-from infodis.model import load
-from infodis.reproduce import material, ood
-from infodis.reproduce.experiment import Bench
-from infodis.reproduce.material import ARC, GPT2, HELD_OUT, HELLASWAG, PAIRS, PIQA, TO_TRAIN_ON, TRIPLETS, WIKITEXT
-from infodis.reproduce.ratio import Triplets
-from infodis.reproduce.trials import Question, digest, questions, read, triplets
+from infodis.models.model import load
 from infodis.train.config import ModelConfig, OptimConfig
 
 

@@ -12,19 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from infodis.audit.groups import Group, by_text
-from infodis.audit.separation import Interval
-from infodis.data import Characters, text8_style
-from infodis.design import TimeFree
-from infodis.engine.jobs import ModelSpec
-from infodis.errors import InputError
-from infodis.estimate import nll
-from infodis.inputs import Entry
-from infodis.model import Model, load
-from infodis.reproduce import audit_llada, ood
-from infodis.reproduce.audit_llada import OWN, AuditLlada, Compared, Dataset, likelier, verdict_on, went_on
-from infodis.reproduce.experiment import Bench, Experiment
-from infodis.reproduce.groups import (
+from infodis.apps.audit.groups import Group, by_text
+from infodis.apps.audit.separation import Interval
+from infodis.apps.reproduce import audit_llada, ood
+from infodis.apps.reproduce.audit_llada import OWN, AuditLlada, Compared, Dataset, likelier, verdict_on, went_on
+from infodis.apps.reproduce.experiment import Bench, Experiment
+from infodis.apps.reproduce.groups import (
     Cut,
     Shape,
     continued,
@@ -36,9 +29,16 @@ from infodis.reproduce.groups import (
     unit_of,
     windows,
 )
-from infodis.reproduce.ood import EFFORT, OodText8, beyond_letters, gathered, sharp
-from infodis.reproduce.paragraphs import ENCYCLOPEDIA, LETTERS
-from infodis.reproduce.texts import Precision, Versus, mean_difference, separated, the_papers
+from infodis.apps.reproduce.ood import EFFORT, OodText8, beyond_letters, gathered, sharp
+from infodis.apps.reproduce.paragraphs import ENCYCLOPEDIA, LETTERS
+from infodis.apps.reproduce.texts import Precision, Versus, mean_difference, separated, the_papers
+from infodis.design import TimeFree
+from infodis.errors import InputError
+from infodis.estimate import nll
+from infodis.jobs.inputs import Entry
+from infodis.jobs.jobs import ModelSpec
+from infodis.models.data import Characters, text8_style
+from infodis.models.model import Model, load
 from infodis.rng import stream
 from infodis.sampling import Ancestral
 

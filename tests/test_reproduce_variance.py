@@ -8,20 +8,15 @@ import pytest
 import torch
 
 from infodis import load
-from infodis.bench.experiments import DESIGNS, pairs, ratios, run_many
-from infodis.bench.problems import Tabulated, chain_problem
-from infodis.design import Tiled
-from infodis.errors import InputError
-from infodis.estimate import Request
-from infodis.item import Item
-from infodis.oracle import Independent
-from infodis.report import figures
-from infodis.reproduce import lengths, variance
-from infodis.reproduce.experiment import Bench
-from infodis.reproduce.material import ARC
-from infodis.reproduce.moments import LOWEST, Moments, law
-from infodis.reproduce.ratio import VarianceRatio, request
-from infodis.reproduce.trials import (
+from infodis.apps.bench.experiments import DESIGNS, pairs, ratios, run_many
+from infodis.apps.bench.problems import Tabulated, chain_problem
+from infodis.apps.report import figures
+from infodis.apps.reproduce import lengths, variance
+from infodis.apps.reproduce.experiment import Bench
+from infodis.apps.reproduce.material import ARC
+from infodis.apps.reproduce.moments import LOWEST, Moments, law
+from infodis.apps.reproduce.ratio import VarianceRatio, request
+from infodis.apps.reproduce.trials import (
     BUILT_IN,
     ROOM,
     Measured,
@@ -33,7 +28,12 @@ from infodis.reproduce.trials import (
     read,
     spread_of,
 )
-from infodis.reproduce.variance import BY_SIZE, VarianceTimeFree
+from infodis.apps.reproduce.variance import BY_SIZE, VarianceTimeFree
+from infodis.design import Tiled
+from infodis.errors import InputError
+from infodis.estimate import Request
+from infodis.item import Item
+from infodis.oracle import Independent
 from infodis.rng import stream, uniforms
 
 TARGET = 10
@@ -248,5 +248,5 @@ def test_smoke_run_without_data_and_again_from_what_was_kept(experiment, tmp_pat
     json.dumps(outcome.numbers, allow_nan=False)
     for module in ("variance", "ratio"):
         for name in ("estimate_items", "compare", "measure", "ratios"):
-            monkeypatch.setattr(f"infodis.reproduce.{module}.{name}", None, raising=False)
+            monkeypatch.setattr(f"infodis.apps.reproduce.{module}.{name}", None, raising=False)
     assert experiment.run(bench).claims == outcome.claims

@@ -228,9 +228,9 @@ def test_perplexity_of_some_documents_and_of_another_field(tmp_path):
 
 
 def test_tokens_of_documents_must_not_change(tmp_path):
-    from infodis.engine.documents import DocumentsSpec
-    from infodis.inputs import InputSpec
-    from infodis.perplexity import Windows
+    from infodis.jobs.documents import DocumentsSpec
+    from infodis.jobs.inputs import InputSpec
+    from infodis.quantities.perplexity import Windows
 
     path = tmp_path / "documents.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
@@ -278,7 +278,7 @@ def test_no_socket_is_opened(rows, tmp_path, monkeypatch):
 
 
 def test_a_row_for_which_the_model_says_nan_is_rejected_alone(rows, tmp_path, monkeypatch):
-    from infodis.nets.network import Network
+    from infodis.models.nets.network import Network
 
     costs = Network.costs
 

@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from infodis.audit import separation
-from infodis.audit.separation import (
+from infodis.apps.audit import separation
+from infodis.apps.audit.separation import (
     Interval,
     Order,
     auroc,

@@ -13,23 +13,23 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from infodis import checkpoint, model
-from infodis.audit.job import Examine
+from infodis.apps.audit.job import Examine
 from infodis.cli import app
 from infodis.control import Neighbours
 from infodis.design import Tiled
-from infodis.engine.attributions import Attribute
-from infodis.engine.choices import Choose
-from infodis.engine.comparisons import Compare
-from infodis.engine.documents import DocumentsSpec
-from infodis.engine.jobs import ModelSpec
-from infodis.engine.rolling import Rolling
-from infodis.engine.scores import Score
-from infodis.engine.store import check_settings
 from infodis.errors import InputError
 from infodis.estimate import Request
-from infodis.inputs import InputSpec
-from infodis.perplexity import Windows
+from infodis.jobs.attributions import Attribute
+from infodis.jobs.choices import Choose
+from infodis.jobs.comparisons import Compare
+from infodis.jobs.documents import DocumentsSpec
+from infodis.jobs.inputs import InputSpec
+from infodis.jobs.jobs import ModelSpec
+from infodis.jobs.rolling import Rolling
+from infodis.jobs.scores import Score
+from infodis.jobs.store import check_settings
+from infodis.models import checkpoint, model
+from infodis.quantities.perplexity import Windows
 from infodis.settings import UNCOMPARED, settings_of
 
 SHELF = Path(model.__file__).parent / "models"

@@ -16,14 +16,15 @@ import torch
 from typer.testing import CliRunner
 
 import infodis
-from infodis import checkpoint, loss
 from infodis.cli import app
 from infodis.errors import InputError
 from infodis.files import UNFINISHED, locked
-from infodis.model import load, locate
+from infodis.models import checkpoint
+from infodis.models.model import load, locate
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
 from infodis.train import TrainingError, read_config, train
+from infodis.train import losses as loss
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig
 from infodis.train.loop import LOCK, _check_shares
 

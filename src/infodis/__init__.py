@@ -12,39 +12,56 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from infodis.dse import dse_nll as dse_nll
+    from infodis.control import Neighbours as Neighbours
+    from infodis.control import Positions as Positions
+    from infodis.design import Auto as Auto
+    from infodis.design import Enumerate as Enumerate
+    from infodis.design import Orders as Orders
+    from infodis.design import Pairs as Pairs
+    from infodis.design import StratifiedCount as StratifiedCount
+    from infodis.design import Tiled as Tiled
+    from infodis.design import TimeFree as TimeFree
+    from infodis.design import TimeIntegral as TimeIntegral
+    from infodis.design import UniformCount as UniformCount
     from infodis.estimate import Estimate as Estimate
     from infodis.estimate import nll as nll
     from infodis.estimate import order_nll as order_nll
-    from infodis.gaussian import gaussian_nll as gaussian_nll
-    from infodis.model import load as load
-    from infodis.race import choose as choose
-    from infodis.ratio import log_ratio as log_ratio
+    from infodis.models.model import load as load
+    from infodis.noise.dse import dse_nll as dse_nll
+    from infodis.noise.gaussian import gaussian_nll as gaussian_nll
+    from infodis.predictor import from_function as from_function
+    from infodis.quantities.bounds import bounds as bounds
+    from infodis.quantities.choose import choose as choose
+    from infodis.quantities.ratio import Ratio as Ratio
+    from infodis.quantities.ratio import log_ratio as log_ratio
 
 __version__ = "0.1.0"
 
-_HOME = {
-    **{"nll": "estimate", "order_nll": "estimate", "Estimate": "estimate", "log_ratio": "ratio", "load": "model"},
-    **{"choose": "race", "dse_nll": "dse", "gaussian_nll": "gaussian"},
+_HOMES = {
+    "control": ("Neighbours", "Positions"),
+    "design": (
+        *("Auto", "Enumerate", "Orders", "Pairs", "StratifiedCount", "Tiled"),
+        *("TimeFree", "TimeIntegral", "UniformCount"),
+    ),
+    "estimate": ("Estimate", "nll", "order_nll"),
+    "models.model": ("load",),
+    "noise.dse": ("dse_nll",),
+    "noise.gaussian": ("gaussian_nll",),
+    "predictor": ("from_function",),
+    "quantities.bounds": ("bounds",),
+    "quantities.choose": ("choose",),
+    "quantities.ratio": ("Ratio", "log_ratio"),
 }
-_MODULES = (
-    *("adapters", "audit", "batching", "bench", "bounds", "checkpoint", "consistency", "control", "data", "design"),
-    *("device", "doctor", "dse", "engine", "errors", "estimate", "files", "gaussian", "influence", "information"),
-    *("inputs", "integrations", "item", "loss", "model", "nets", "observe", "oracle", "perplexity", "plotting"),
-    *("predictor", "process", "quadrature", "race", "ratio", "report", "reproduce", "rng", "sampling", "schedule"),
-    "train",
-)
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = ["Estimate", "choose", "dse_nll", "gaussian_nll", "load", "log_ratio", "nll", "order_nll"]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"infodis.{_HOME[name]}"), name)
-    if name in _MODULES:
-        return importlib.import_module(f"infodis.{name}")
     raise AttributeError(f"module 'infodis' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_MODULES})
+    return sorted({*globals(), *_HOME})

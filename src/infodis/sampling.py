@@ -19,10 +19,10 @@ from torch import Tensor
 
 from infodis.device import device_of
 from infodis.errors import InputError, PredictorError
-from infodis.loss import ScoreFunction
+from infodis.noise.process import ScoreFunction
+from infodis.noise.schedule import Geometric, LogLinear, Schedule
 from infodis.predictor import Predictor, check_log_conditionals
 from infodis.rng import stream, uniforms
-from infodis.schedule import Geometric, LogLinear, Schedule
 
 Tokens = Int[Tensor, "rows length"]
 Masks = Bool[Tensor, "rows length"]

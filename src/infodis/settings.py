@@ -29,7 +29,7 @@ def settings_of(value: Any) -> dict[str, Any]:
     Fields of plain values are told as if they were its own. Members of an abstract family (a design, a control) are
     leaves: their text shows all of their fields.
 
-    >>> from infodis.perplexity import Windows
+    >>> from infodis.quantities.perplexity import Windows
     >>> settings_of(Windows(length=64, stride=32))
     {'length': 64, 'stride': 32}
     """

@@ -2,8 +2,8 @@
 
 import random
 
-from infodis.report import figures
-from infodis.report.values import Column, Figure, Finding, Report, Row, Table, Threshold, Tokens
+from infodis.apps.report import figures
+from infodis.apps.report.values import Column, Figure, Finding, Report, Row, Table, Threshold, Tokens
 
 WORDS = ["the", "of", "and", "to", "in", "a", "is", "that", "was", "he", "for", "it", "with", "as", "his", "on", "be"]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from examples import EVIL, audit, hostile, odd
-from infodis.report import drawing, page
-from infodis.report.scores import score_report
+from infodis.apps.report import drawing, page
+from infodis.apps.report.scores import score_report
 
 LINE = '[data-figure="0"] .role-mark.mark-rule line'
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}

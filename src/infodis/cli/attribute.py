@@ -50,9 +50,9 @@ def attribute(
 
     [bold]infodis report credits.jsonl --out credits.html[/bold]
     """
-    from infodis.engine.attributions import Attribute
     from infodis.estimate import Request
-    from infodis.inputs import InputSpec
+    from infodis.jobs.attributions import Attribute
+    from infodis.jobs.inputs import InputSpec
 
     if (input is None) == (text is None):
         raise InputError("Give a file of rows, or a single text with --text: one of them.")

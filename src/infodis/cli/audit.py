@@ -15,10 +15,10 @@ from infodis.errors import InputError
 from infodis.files import check_apart, check_own
 
 if TYPE_CHECKING:
-    from infodis.audit.analysis import Audit
-    from infodis.audit.groups import Group
-    from infodis.audit.job import Examine
-    from infodis.inputs import InputSpec
+    from infodis.apps.audit.analysis import Audit
+    from infodis.apps.audit.groups import Group
+    from infodis.apps.audit.job import Examine
+    from infodis.jobs.inputs import InputSpec
 
 EVALUATIONS = 64
 """Masks of a row unless more are asked for: rows differ by more than their errors."""
@@ -76,9 +76,9 @@ def audit(
 
     [bold]infodis audit suspects.jsonl --task membership --members train.jsonl --nonmembers fresh.jsonl -o out[/bold]
     """
-    from infodis.audit.extra import check_extra
-    from infodis.audit.job import Examine
-    from infodis.audit.tasks import task_named
+    from infodis.apps.audit.extra import check_extra
+    from infodis.apps.audit.job import Examine
+    from infodis.apps.audit.tasks import task_named
     from infodis.estimate import Request
 
     check_extra()
@@ -153,7 +153,7 @@ def _directory(running: RunOptions, reads: list[Path]) -> Path:
         raise InputError(f"{running.out} is a file. Name a directory with --out.")
     if not running.out.parent.is_dir():
         raise InputError(f"There is no directory {running.out.parent} to make {running.out.name} in. Make it first.")
-    from infodis.audit.reporting import FIGURES, PAGE, STATISTICS
+    from infodis.apps.audit.reporting import FIGURES, PAGE, STATISTICS
 
     check_apart(reads=reads, writes=[running.out / name for name in (FIGURES, PAGE, STATISTICS)])
     for name in (PAGE, STATISTICS):
@@ -173,7 +173,7 @@ def _cut(side: Side, job: "Examine", reading: ReadingOptions, running: RunOption
 def _examined(
     side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions, directory: Path, *, reads: list[str]
 ) -> "Group":
-    from infodis.audit.groups import Group
+    from infodis.apps.audit.groups import Group
 
     out = directory / f"{side.label}.jsonl"
     progress_console.print(f"{side.name}: {side.input}", soft_wrap=True)
@@ -186,23 +186,23 @@ def _examined(
 
 
 def _analysed(task: str, groups: list["Group"], *, by_id: bool, seed: int) -> "Audit":
-    from infodis.audit.analysis import analyse
-    from infodis.audit.tasks import task_named
+    from infodis.apps.audit.analysis import analyse
+    from infodis.apps.audit.tasks import task_named
 
     with progress_console.status("Resampling and checking for confounds"):
         return analyse(task_named(task), groups, same_rows=by_id, seed=seed)
 
 
 def _write(found: "Audit", directory: Path) -> None:
-    from infodis.audit.reporting import write_audit
+    from infodis.apps.audit.reporting import write_audit
     from infodis.cli.report import provenance
 
     write_audit(found, directory, provenance([directory / "a.jsonl", directory / "b.jsonl"]))
 
 
 def _tell(found: "Audit", directory: Path) -> None:
-    from infodis.audit.reporting import PAGE
-    from infodis.audit.wording import findings, interval_text, p_text, percent
+    from infodis.apps.audit.reporting import PAGE
+    from infodis.apps.audit.wording import findings, interval_text, p_text, percent
 
     for sentence, warning in findings(found):
         mark = ("!", "bold yellow") if warning else ("·", "bold green")

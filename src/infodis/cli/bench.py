@@ -33,10 +33,10 @@ def bench_variance(
 
     Example: [bold]infodis bench variance --sequences 40 --runs 100 --out out/bench[/bold]
     """
-    from infodis.bench import experiments, problems
+    from infodis.apps.bench import experiments, problems
 
     if out is not None:
-        from infodis.bench.figure import draw_variance
+        from infodis.apps.bench.figure import draw_variance
         from infodis.plotting import load_pyplot
 
         load_pyplot()  # a missing library is told before the work, not after it
@@ -78,7 +78,7 @@ def bench_auto(
 
     Example: [bold]infodis bench auto --rows 32 --rows 128 --noise 0 --noise 1 --no-networks[/bold]
     """
-    from infodis.bench import experiments, problems
+    from infodis.apps.bench import experiments, problems
 
     def made() -> Iterator[problems.Problem]:
         for level in [0.0, 0.02, 0.1, 1.0] if noise is None else noise:
@@ -118,7 +118,7 @@ def bench_precision(
 
     Example: [bold]infodis bench precision --asked 0.5 --runs 200[/bold]
     """
-    from infodis.bench import experiments, problems
+    from infodis.apps.bench import experiments, problems
 
     made = (
         make()
@@ -170,7 +170,7 @@ def bench_ratio(rows: Annotated[int, typer.Option(min=32)] = 64, runs: Runs = 20
 
     Example: [bold]infodis bench ratio --rows 64 --runs 400[/bold]
     """
-    from infodis.bench import experiments
+    from infodis.apps.bench import experiments
 
     found = _collect("coupled and decoupled ratios", experiments.coupling(rows=rows, runs=runs), out, "ratio")
     table = Table("sequences", "design", "control", "decoupled", "coupled", "times below", "z", title="variance")
@@ -184,7 +184,7 @@ def bench_ratio(rows: Annotated[int, typer.Option(min=32)] = 64, runs: Runs = 20
 @bench.command("overhead")
 def bench_overhead(out: Out = None) -> None:
     """Seconds on one core for planning and summing with an instant predictor; rows per second of the oracle."""
-    from infodis.bench import experiments
+    from infodis.apps.bench import experiments
 
     found = _collect("timing", experiments.overhead(), out, "overhead")
     table = Table("work", "seconds", "rate")
@@ -202,7 +202,7 @@ def bench_throughput(
 
     Example: [bold]infodis bench throughput --texts 40[/bold]
     """
-    from infodis.bench.throughput import throughput
+    from infodis.apps.bench.throughput import throughput
 
     found = _collect("today's way, then infodis", throughput(texts), out, "throughput")
     table = Table("", *(side.way for side in found), "ratio", title=f"a BERT of 4 x 256, 30,522 tokens, {texts} texts")
@@ -232,7 +232,7 @@ def bench_engine(
 
     Example: [bold]infodis bench engine --rows 30000[/bold]
     """
-    from infodis.bench.engine import EARLY, engine
+    from infodis.apps.bench.engine import EARLY, engine
 
     (found,) = _collect("reading, scoring, writing", (engine(rows) for _ in range(1)), out, "engine")
     table = Table("", "", title="the engine alone", show_header=False)

@@ -16,10 +16,10 @@ from infodis.cli.screen import check_places, console, progress_console
 from infodis.errors import InputError
 
 if TYPE_CHECKING:
-    from infodis.bounds import Average, Bound, Bounds, Measured, Plan
-    from infodis.consistency import Consistency
-    from infodis.inputs import Entry
-    from infodis.model import Model
+    from infodis.jobs.inputs import Entry
+    from infodis.models.model import Model
+    from infodis.quantities.bounds import Average, Bound, Bounds, Measured, Plan
+    from infodis.quantities.consistency import Consistency
 
 
 def bounds(
@@ -46,12 +46,12 @@ def bounds(
 
     Example: [bold]infodis bounds texts.jsonl --model text8-tiny --orders 64 --audit --plot audit.svg[/bold]
     """
-    from infodis.bounds import Plan, average, bound_items
-    from infodis.consistency import audit_items, draw_heat_map
-    from infodis.data import tokenizer_named
     from infodis.files import result_file
-    from infodis.inputs import entries
-    from infodis.model import load
+    from infodis.jobs.inputs import entries
+    from infodis.models.data import tokenizer_named
+    from infodis.models.model import load
+    from infodis.quantities.bounds import Plan, average, bound_items
+    from infodis.quantities.consistency import audit_items, draw_heat_map
 
     plan = Plan(orders, particles)
     check_places(out, plot=plot, reads=[input])
@@ -163,7 +163,7 @@ def _audit_tables(found: "Consistency") -> list[Table]:
 
 def _audit_grid(found: "Consistency") -> Table:
     """Root-mean-square circulation: distances across, the share masked downwards."""
-    from infodis.consistency import span_of
+    from infodis.quantities.consistency import span_of
 
     cells = {(cell.shares, cell.distances): cell.root_mean_square for cell in found.table}
     distances = sorted({place[1] for place in cells})

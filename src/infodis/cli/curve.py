@@ -15,8 +15,8 @@ from infodis.cli.screen import check_places, console, progress_console, write_li
 from infodis.errors import InputError
 
 if TYPE_CHECKING:
-    from infodis.information import Band, Profile, TextProfile
-    from infodis.model import Model
+    from infodis.models.model import Model
+    from infodis.quantities.information import Band, Profile, TextProfile
 
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Noise levels in the table; the picture shows all."""
@@ -48,11 +48,11 @@ def curve(
 
     Example: [bold]infodis curve texts.jsonl --model text8-tiny --limit 100 --plot curve.svg[/bold]
     """
-    from infodis import information
-    from infodis.data import tokenizer_named
     from infodis.files import result_file
-    from infodis.inputs import entries
-    from infodis.model import load
+    from infodis.jobs.inputs import entries
+    from infodis.models.data import tokenizer_named
+    from infodis.models.model import load
+    from infodis.quantities import information
 
     check_places(out, plot=plot, reads=[input])
     words = None if tokenizer is None else tokenizer_named(tokenizer)

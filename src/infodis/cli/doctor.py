@@ -26,10 +26,10 @@ def doctor(
 
     Example: [bold]infodis doctor text8-tiny[/bold]
     """
-    from infodis.data import tokenizer_named
-    from infodis.doctor import examine, patient_of
     from infodis.errors import InputError
-    from infodis.model import load
+    from infodis.models.data import tokenizer_named
+    from infodis.models.doctor import examine, patient_of
+    from infodis.models.model import load
 
     if text is not None and not text.is_file():
         raise InputError(f"There is no file {text}.")
@@ -52,7 +52,7 @@ def doctor(
 
 def _first_lines(path: Path, count: int) -> list[str]:
     """Lines that are not empty; JSONL rows by their text."""
-    from infodis.data import texts
+    from infodis.models.data import texts
 
     lines = (line for _, piece in texts(path) for line in piece.split("\n") if line.strip())
     return list(itertools.islice(lines, count))

@@ -21,7 +21,7 @@ def lm_eval(context: typer.Context) -> None:
         from lm_eval import evaluator
     except ImportError as error:
         raise InputError("The harness is not installed: pip install 'infodis[eval]'.") from error
-    import infodis.integrations.lm_eval  # noqa: F401 - registers the model
+    import infodis.apps.lm_eval.lm_eval  # noqa: F401 - registers the model
 
     evaluate = evaluator.simple_evaluate
     found: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ def _run(evaluate: Any, arguments: list[str]) -> None:
 
 
 def _tell(found: list[dict[str, Any]]) -> None:
-    from infodis.integrations.report import summary
+    from infodis.apps.lm_eval.report import summary
 
     for results in found:
         for line in summary(results):

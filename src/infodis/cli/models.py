@@ -13,7 +13,7 @@ from infodis.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infodis.data import Tokenizer
+    from infodis.models.data import Tokenizer
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="A model that ships with infodis, a directory, or a name on the hub.")
@@ -61,8 +61,8 @@ def export(
     """
     import torch
 
-    from infodis import checkpoint, model
     from infodis.files import atomic_directory
+    from infodis.models import checkpoint, model
 
     kinds = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype not in kinds:
@@ -116,11 +116,12 @@ def sample(
     """
     import torch
 
-    from infodis import checkpoint, sampling
-    from infodis.adapters.own import is_uniform
-    from infodis.data import tokenizer_named
+    from infodis import sampling
     from infodis.device import device_named
-    from infodis.model import load, locate
+    from infodis.models import checkpoint
+    from infodis.models.adapters.own import is_uniform
+    from infodis.models.data import tokenizer_named
+    from infodis.models.model import load, locate
     from infodis.predictor import Tempered
 
     if template is not None and length is not None:

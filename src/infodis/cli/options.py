@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 if TYPE_CHECKING:
-    from infodis.engine.jobs import ModelSpec
     from infodis.estimate import Request
-    from infodis.inputs import InputSpec, Reading
+    from infodis.jobs.inputs import InputSpec, Reading
+    from infodis.jobs.jobs import ModelSpec
 
 
 MOST = 2**63 - 1
@@ -102,7 +102,7 @@ class ModelOptions:
 
     def spec(self, name: str | None = None) -> "ModelSpec":
         """As the engine takes it; `name` for another model in the same manner."""
-        from infodis.engine.jobs import ModelSpec
+        from infodis.jobs.jobs import ModelSpec
 
         return ModelSpec(
             name or self.model,
@@ -169,13 +169,13 @@ class ReadingOptions:
     ] = None
 
     def reading(self) -> "Reading":
-        from infodis.inputs import Reading
+        from infodis.jobs.inputs import Reading
 
         return Reading(chat=self.chat_template, max_length=self.max_length, truncate=self.truncate)
 
     def input(self, name: str, *, shard_rows: int, limit: int | None) -> "InputSpec":
         """As the engine takes it."""
-        from infodis.inputs import InputSpec, field_names
+        from infodis.jobs.inputs import InputSpec, field_names
 
         return InputSpec(name, shard_rows, limit, self.format, field_names(self.fields or []))
 

@@ -41,9 +41,9 @@ def write_report(
 ) -> None:
     """The page of a results file, and its figures if a directory is named."""
     check_page(out, reads=[results])
-    from infodis.report.figures import save
-    from infodis.report.page import write
-    from infodis.report.scores import score_report
+    from infodis.apps.report.figures import save
+    from infodis.apps.report.page import write
+    from infodis.apps.report.scores import score_report
 
     records = read_records(results, limit)
     page = score_report(records, title=title or results.name, provenance=provenance([results]))
@@ -54,7 +54,7 @@ def write_report(
 
 def check_page(out: Path, *, reads: Iterable[Path]) -> None:
     """What stands in the way of a page is told before the work, not after it."""
-    from infodis.report.drawing import load_vega
+    from infodis.apps.report.drawing import load_vega
 
     check_places(out, reads=reads)
     if out.suffix not in (".html", ".htm"):
@@ -86,9 +86,9 @@ def _lines(path: Path) -> list[Any]:
 
 
 def _check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    from infodis.engine.attributions import ATTRIBUTION_COLUMNS
-    from infodis.engine.jobs import ESTIMATE_COLUMNS, TOKEN_COLUMNS
-    from infodis.engine.outputs import wrong_field
+    from infodis.jobs.attributions import ATTRIBUTION_COLUMNS
+    from infodis.jobs.jobs import ESTIMATE_COLUMNS, TOKEN_COLUMNS
+    from infodis.jobs.outputs import wrong_field
 
     columns = {**ATTRIBUTION_COLUMNS, **ESTIMATE_COLUMNS, **TOKEN_COLUMNS, "text": "text"}
     for number, record in enumerate(records, start=1):
@@ -98,7 +98,7 @@ def _check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
 
 
 def _parquet(path: Path) -> list[Any]:
-    from infodis.engine.outputs import load_arrow
+    from infodis.jobs.outputs import load_arrow
 
     arrow = load_arrow()
     try:
@@ -109,7 +109,7 @@ def _parquet(path: Path) -> list[Any]:
 
 def provenance(results: Sequence[Path]) -> dict[str, Any]:
     """How records came about, as far as their manifests tell; what is alike for all of them, once."""
-    from infodis.engine.store import read_manifest
+    from infodis.jobs.store import read_manifest
 
     told = {}
     for path in results:

@@ -18,7 +18,7 @@ from infodis.errors import InputError
 from infodis.files import check_apart, check_own, locked
 
 if TYPE_CHECKING:
-    from infodis.reproduce.experiment import Bench, Experiment, Outcome, Size
+    from infodis.apps.reproduce.experiment import Bench, Experiment, Outcome, Size
 
 LOG_SECONDS = 30
 STYLES = {
@@ -76,9 +76,9 @@ def reproduce(
 
     [bold]infodis reproduce all --document docs/reproduction.md[/bold]
     """
-    from infodis.reproduce.catalog import ALL, EXPERIMENTS, experiments_named
-    from infodis.reproduce.experiment import Bench
-    from infodis.reproduce.writing import PAGE
+    from infodis.apps.reproduce.catalog import ALL, EXPERIMENTS, experiments_named
+    from infodis.apps.reproduce.experiment import Bench
+    from infodis.apps.reproduce.writing import PAGE
 
     if full and smoke:
         raise InputError("--full and --smoke are two sizes; choose one.")
@@ -111,7 +111,7 @@ def reproduce(
 
 def _check_document(document: Path, *, smoke: bool) -> None:
     """What cannot be written to is told before the work."""
-    from infodis.reproduce.writing import sections_of
+    from infodis.apps.reproduce.writing import sections_of
 
     if not document.parent.is_dir():
         raise InputError(f"There is no directory {document.parent} to write {document.name} to. Make it first.")
@@ -121,7 +121,7 @@ def _check_document(document: Path, *, smoke: bool) -> None:
 
 
 def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome, Bench]":
-    from infodis.reproduce.writing import write_outcome
+    from infodis.apps.reproduce.writing import write_outcome
 
     progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})")
     bench.directory.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome
 
 
 def _show(experiment: "Experiment", outcome: "Outcome", bench: "Bench") -> None:
-    from infodis.reproduce.writing import PAGE
+    from infodis.apps.reproduce.writing import PAGE
 
     table = Table("the paper", "here", "verdict", title=experiment.title, show_lines=True)
     for claim in outcome.claims:
@@ -148,8 +148,8 @@ def _show(experiment: "Experiment", outcome: "Outcome", bench: "Bench") -> None:
 
 
 def _write_together(done: "list[tuple[Experiment, Outcome, Bench]]", page: Path | None, document: Path | None) -> None:
-    from infodis.reproduce.catalog import EXPERIMENTS
-    from infodis.reproduce.writing import write_all, write_document
+    from infodis.apps.reproduce.catalog import EXPERIMENTS
+    from infodis.apps.reproduce.writing import write_all, write_document
 
     if page is not None and done:
         write_all(done, page)

@@ -22,8 +22,8 @@ from infodis.files import check_apart
 from infodis.settings import versions
 
 if TYPE_CHECKING:
-    from infodis.engine.run import Finished, State
-    from infodis.engine.work import Cut, Executor, Job
+    from infodis.jobs.run import Finished, State
+    from infodis.jobs.work import Cut, Executor, Job
 
 REJECTED, INTERRUPTED = 3, 130
 """Exit codes beside 0 (done), 1 (failed) and 2 (wrong usage)."""
@@ -98,15 +98,15 @@ def finish(job: "Job", cut: "Cut", options: RunOptions, *, reads: Sequence[str])
 
 def _check_files(options: RunOptions, reads: Sequence[str], pages: Sequence[Path] = ()) -> None:
     """What a run reads must not be what it writes, nor two things that it writes be one."""
-    from infodis.engine.store import places
+    from infodis.jobs.store import places
 
     own = () if options.out is None else places(options.out)
     check_apart(reads=map(input_path, reads), writes=(*own, *pages))
 
 
 def _run(job: "Job", cut: "Cut", options: RunOptions, out: Path) -> "Finished":
-    from infodis.engine.run import Plan, run
-    from infodis.engine.store import settled
+    from infodis.jobs.run import Plan, run
+    from infodis.jobs.store import settled
 
     if not out.parent.is_dir():
         raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
@@ -155,10 +155,10 @@ def _check_gpus(options: RunOptions, device: str) -> None:
 
 
 def _executor(options: RunOptions) -> "Executor":
-    from infodis.engine.local import InProcess, Processes
+    from infodis.jobs.local import InProcess, Processes
 
     if options.engine == "ray":
-        from infodis.engine.ray import RayActors
+        from infodis.jobs.ray import RayActors
 
         return RayActors(options.workers, options.ray_address, options.worker_cpus, options.worker_gpus)
     if options.engine != "local":

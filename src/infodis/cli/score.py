@@ -14,8 +14,8 @@ from infodis.cli.screen import input_path, progress_console
 from infodis.errors import InputError
 
 if TYPE_CHECKING:
-    from infodis.inputs import InputSpec
-    from infodis.perplexity import Windows
+    from infodis.jobs.inputs import InputSpec
+    from infodis.quantities.perplexity import Windows
 
 WINDOW_EVALUATIONS = 32
 """Forward rows of a window unless more are asked for: there are many windows, and errors of many average out."""
@@ -53,7 +53,7 @@ def score(
 
     [bold]cat texts.jsonl | infodis score - --evaluations 32 | jq .bits_per_token[/bold]
     """
-    from infodis.engine.scores import Score
+    from infodis.jobs.scores import Score
 
     if report is not None:
         check_page(report, reads=[input_path(input)])
@@ -127,7 +127,7 @@ def ratio(
 
     [bold]infodis ratio pairs.jsonl -m GSAI-ML/LLaDA-8B-Instruct --device cuda --standard-error 0.2 -o out.jsonl[/bold]
     """
-    from infodis.engine.comparisons import Compare
+    from infodis.jobs.comparisons import Compare
 
     other = None if reference is None else models.spec(reference)
     job = Compare(models.spec(), precision.request(), reading.reading(), precision.seed, other, coupled)
@@ -167,8 +167,8 @@ def choose(
 
     [bold]infodis choose arc.jsonl --field prompt=question --normalise byte --alpha 0.05 -o choices.jsonl[/bold]
     """
-    from infodis.engine.choices import Choose
-    from infodis.race import Race
+    from infodis.jobs.choices import Choose
+    from infodis.quantities.choose import Race
 
     race = Race(alpha=alpha, evaluations=evaluations, chance=give_up)
     job = Choose(models.spec(), reading.reading(), seed, race, normalise)
@@ -211,9 +211,9 @@ def perplexity(
 
     Example: [bold]infodis perplexity novel.txt --model text8-tiny --windows 200 --stride 128[/bold]
     """
-    from infodis.engine.documents import DocumentsSpec
-    from infodis.engine.rolling import Rolling
-    from infodis.perplexity import Windows
+    from infodis.jobs.documents import DocumentsSpec
+    from infodis.jobs.rolling import Rolling
+    from infodis.quantities.perplexity import Windows
 
     _check_documents(input, reading, running)
     if precision.evaluations is None and precision.standard_error is None and precision.relative is None:
@@ -232,7 +232,7 @@ def perplexity(
 
 def _check_documents(input: str, reading: ReadingOptions, running: RunOptions) -> None:
     """Options that say nothing about documents are refused, not ignored."""
-    from infodis.inputs import is_table
+    from infodis.jobs.inputs import is_table
 
     if reading.chat_template or reading.truncate:
         raise InputError("Documents are read in windows, without a prompt: leave --chat-template and --truncate out.")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infodis.errors import InputError
-from infodis.loss import LOSSES
-from infodis.nets import SIZES, Shape
-from infodis.schedule import SCHEDULES
+from infodis.models.nets import SIZES, Shape
+from infodis.noise.schedule import SCHEDULES
+from infodis.train.losses import LOSSES
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -19,21 +19,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from infodis import __version__, checkpoint, loss, rng
-from infodis.adapters import Opened
-from infodis.checkpoint import Spec
+from infodis import __version__, rng
 from infodis.control import Neighbours
-from infodis.data import TokenFile, open_tokens, tokenizer_named
 from infodis.design import Tiled
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request, estimate_items
 from infodis.files import atomic_directory, atomic_text, check_apart, locked, remove_unfinished
 from infodis.item import Item
-from infodis.model import POINTER, Model, locate, read_pointer
-from infodis.nets import initialise
-from infodis.nets.network import Network
+from infodis.models import checkpoint
+from infodis.models.adapters import Opened
+from infodis.models.checkpoint import Spec
+from infodis.models.data import TokenFile, open_tokens, tokenizer_named
+from infodis.models.model import POINTER, Model, locate, read_pointer
+from infodis.models.nets import initialise
+from infodis.models.nets.network import Network
+from infodis.noise.schedule import SCHEDULES
 from infodis.predictor import Predictor
-from infodis.schedule import SCHEDULES
+from infodis.train import losses as loss
 from infodis.train.config import Config
 from infodis.train.devices import Devices
 

@@ -1,0 +1,1 @@
+"""Programs built on the library: audits, reports, the experiments of the paper, lm-evaluation-harness, benchmarks."""

@@ -1,0 +1,97 @@
+"""Two groups of rows, and which row of one belongs to which of the other."""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from infodis.apps.audit.confounds import Text
+from infodis.apps.audit.scores import Record
+from infodis.errors import InputError
+
+MOSTLY = 0.9
+"""Of the rows of the smaller group: so many must have a partner, or groups are compared as they are, unpaired."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The records of some rows that belong together. Impossible rows have no number, and are only counted."""
+
+    name: str
+    records: tuple[Record, ...]
+    impossible: int = 0
+    rejected: int = 0
+
+    @staticmethod
+    def read(name: str, path: Path, *, rejected: int = 0) -> "Group":
+        with path.open(encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        possible = tuple(record for record in records if record["value"] is not None)
+        if len(possible) < 2:
+            raise InputError(
+                f"{name}: at least two rows must be scored, {len(possible)} were ({rejected} rejected, "
+                f"{len(records) - len(possible)} impossible)."
+            )
+        return Group(name, possible, len(records) - len(possible), rejected)
+
+    def texts(self) -> list[Text]:
+        return [Text(record.get("prompt", ""), record["text"], record["tokens"]) for record in self.records]
+
+    def prompts(self) -> list[str]:
+        return [record.get("prompt", "") for record in self.records]
+
+    def only(self, rows: Sequence[int]) -> "Group":
+        return dataclasses.replace(self, records=tuple(self.records[row] for row in rows))
+
+
+def by_id(a: Group, b: Group) -> tuple[Group, Group]:
+    """Rows of one file of which two fields are compared: partners have one id. Rows without partner are left out."""
+    return _matched(a, b, [record["id"] for record in a.records], [record["id"] for record in b.records])
+
+
+def by_prompt(a: Group, b: Group) -> tuple[Group, Group] | None:
+    """Rows that share a prompt no other row has, if most have such a partner; None otherwise."""
+    return _sharing(a, b, _unique(a.prompts()), _unique(b.prompts()))
+
+
+def by_text(a: Group, b: Group) -> tuple[Group, Group] | None:
+    """The same for rows whose text, without its prompt, is the same."""
+    mine, its = (_unique([record["text"] for record in group.records]) for group in (a, b))
+    return _sharing(a, b, mine, its)
+
+
+def _sharing(a: Group, b: Group, mine: list[str | None], its: list[str | None]) -> tuple[Group, Group] | None:
+    keys = mine, its
+    common = len({key for key in keys[0] if key} & {key for key in keys[1] if key})
+    if common < max(2, MOSTLY * min(len(a.records), len(b.records))):
+        return None
+    return _matched(a, b, *keys)
+
+
+def clusters(one: Group, other: Group) -> tuple[list[str], list[str]] | None:
+    """Names of rows, equal for those that share a prompt; None if none do.
+
+    A prompt that all rows of a group share, such as an instruction, is no reason to take them for one.
+    """
+    names = tuple(
+        [prompt or f"{number} of {place}" for number, prompt in enumerate(group.prompts())]
+        for place, group in enumerate((one, other))
+    )
+    distinct = [len(set(some)) for some in names]
+    if min(distinct) < 2 or len({*names[0], *names[1]}) == len(names[0]) + len(names[1]):
+        return None
+    return names[0], names[1]
+
+
+def _unique(prompts: Sequence[str]) -> list[str | None]:
+    count = collections.Counter(prompts)
+    return [prompt if prompt and count[prompt] == 1 else None for prompt in prompts]
+
+
+def _matched(a: Group, b: Group, mine: Sequence, its: Sequence) -> tuple[Group, Group]:
+    places = {key: place for place, key in enumerate(its) if key is not None}
+    pairs = [(place, places[key]) for place, key in enumerate(mine) if key is not None and key in places]
+    if len(pairs) < 2:
+        raise InputError(f"At least two pairs are needed, {len(pairs)} rows of {a.name} have a partner in {b.name}.")
+    return a.only([one for one, _ in pairs]), b.only([other for _, other in pairs])

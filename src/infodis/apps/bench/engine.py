@@ -1,0 +1,122 @@
+"""The engine alone: rows scored by a network that answers at once, so that what is left is everything else."""
+
+import dataclasses
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from infodis.estimate import Request
+from infodis.jobs.inputs import InputSpec
+from infodis.jobs.jobs import ModelSpec
+from infodis.jobs.local import InProcess
+from infodis.jobs.run import Plan, State, run
+from infodis.jobs.scores import Score, Scores
+from infodis.models.adapters import Opened
+from infodis.models.data import tokenizer_named
+from infodis.models.model import Model
+from infodis.models.nets.network import Features, Network, Places, Tokens
+from infodis.rng import stream
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+
+
+class Letters(Network):
+    """Every letter is as probable as its place in the alphabet says, whatever is around it."""
+
+    vocab_size = tokens = 27
+    mask_token = 27
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.arange(1.0, 28.0)
+        self.cost = -(weight / weight.sum()).log()
+
+    def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
+        return torch.zeros(int(tokens.numel() if at is None else at.sum()), 1)
+
+    def costs(self, features: Features, tokens: Int[Tensor, " places"]) -> Float[Tensor, " places"]:
+        return self.cost[tokens]
+
+
+def instant() -> Model:
+    """`Letters`, with the alphabet of text8."""
+    opened = Opened("instant", Letters(), tokenizer_named("text8"), length=64, limit=None)
+    return Model("instant", opened, torch.device("cpu"))
+
+
+@dataclasses.dataclass(frozen=True)
+class InstantScore(Score):
+    """`Score` with `Letters`."""
+
+    model: ModelSpec = ModelSpec("instant", device="cpu")
+
+    def settings(self) -> dict[str, str | int]:
+        return {"command": "score", "seed": self.seed, "request": str(self.request)}
+
+    def open(self) -> Scores:
+        return Scores(self, instant(), "instant")
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What a run took."""
+
+    rows: int
+    seconds: float
+    rows_per_second: float
+    early_mebibytes: float
+    """Resident memory when `EARLY` rows were done."""
+    mebibytes: float
+    """The most after that."""
+
+
+EARLY = 10_000
+
+
+def engine(rows: int, *, evaluations: int = 8) -> Load:
+    """Score so many short rows on one core, from a JSONL file to a JSONL file."""
+    torch.set_num_threads(1)
+    sizes: dict[int, float] = {}
+
+    def watch(state: State) -> None:
+        sizes[state.done] = resident_mebibytes()
+
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        _write(place / "rows.jsonl", rows)
+        job = InstantScore(request=Request(evaluations=evaluations))
+        plan = Plan(
+            out=place / "out.jsonl",
+            job=job,
+            cut=InputSpec(str(place / "rows.jsonl"), 4096),
+            executor=InProcess(),
+        )
+        begin = time.perf_counter()
+        run(plan, watch)
+        seconds = time.perf_counter() - begin
+    early = max(size for done, size in sizes.items() if done <= max(EARLY, min(sizes)))
+    late = max(size for done, size in sizes.items())
+    return Load(rows, seconds, rows / seconds, early, late)
+
+
+def _write(path: Path, rows: int) -> None:
+    lengths = torch.randint(5, 31, (rows,), generator=stream(0, "lengths")).tolist()
+    letters = torch.randint(27, (rows, 30), generator=stream(0, "letters")).tolist()
+    with path.open("w") as file:
+        for number, (length, row) in enumerate(zip(lengths, letters, strict=True)):
+            text = "".join(LETTERS[letter] for letter in row[:length])
+            file.write(json.dumps({"id": f"row-{number}", "text": text}) + "\n")
+
+
+def resident_mebibytes() -> float:
+    """Of this process, now."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1024
+    raise OSError("/proc/self/status does not say how much memory is in use.")

@@ -1,0 +1,403 @@
+"""Charts from plain numbers. Each builder returns a `Figure`; `save` writes one as SVG, PNG and CSV.
+
+Group and series names are data: they never become field names or expressions of a specification.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infodis.apps.report import drawing
+from infodis.apps.report.values import Figure
+from infodis.files import result_file, result_text
+
+WIDE = {"width": 720, "height": 240}
+HALF = {"width": 420, "height": 260}
+SQUARE: dict[str, Any] = {"width": 360, "height": 360, "usermeta": {"square": True}}
+
+CELL = 18
+"""Pixels of a cell of a matrix."""
+
+ONCE: dict[str, Any] = {"values": [{}]}
+"""Data of marks that are drawn once: lines that follow a parameter."""
+
+Numbers = Sequence[float | None]
+Point = tuple[float, ...]
+
+
+def save(figure: Figure, directory: Path) -> None:
+    """Write NAME.svg, NAME.png and NAME.csv."""
+    directory.mkdir(parents=True, exist_ok=True)
+    result_text(directory / f"{figure.name}.svg", drawing.svg(figure))
+    result_text(directory / f"{figure.name}.csv", drawing.table(figure))
+    with result_file(directory / f"{figure.name}.png") as unfinished:
+        unfinished.write_bytes(drawing.png(figure))
+
+
+def histogram(
+    groups: Mapping[str, Numbers],
+    *,
+    axis: str,
+    name: str = "histogram",
+    title: str = "Distribution",
+    caption: str = "",
+    threshold: float | None = None,
+) -> Figure:
+    """Overlaid histograms with shared bins: shares of each group, or counts if there is one.
+
+    Numbers that are missing or infinite are left out, which the caption says. With `threshold` a line is drawn there,
+    which follows the slider of the page.
+    """
+    kept = {
+        group: [one for one in values if one is not None and math.isfinite(one)] for group, values in groups.items()
+    }
+    missing = sum(len(values) for values in groups.values()) - sum(len(values) for values in kept.values())
+    edges = shared_bins(list(kept.values()))
+    data = [
+        {"group": group, "start": start, "end": end, "count": count, "share": count / max(1, len(kept[group]))}
+        for group in kept
+        for start, end, count in _counts(kept[group], edges)
+    ]
+    several = len(groups) > 1
+    height = _quantity("share" if several else "count", "share of the group" if several else "rows")
+    height = {**height, "axis": {"format": "%" if several else "d", "tickCount": 4}, "stack": None}
+    inside = {"domain": [edges[0], edges[-1]], "nice": False, "clamp": True}
+    across = {**_quantity("start", axis), "scale": inside, "bin": {"binned": True}, "axis": {"tickCount": 8}}
+    bars: dict[str, Any] = {
+        "mark": {"type": "bar", "opacity": 0.55 if several else 0.8, "binSpacing": 1},
+        "encoding": {
+            **{"x": across, "x2": {"field": "end"}, "y": height, "color": _colour(list(groups))},
+            "tooltip": [_tip("group"), _tip("start", ".4~g"), _tip("end", ".4~g"), _tip("count"), _tip("share", ".1%")],
+        },
+    }
+    note = f"{missing:,} without a finite value not shown." if missing else ""
+    return Figure(
+        name, title, " ".join(filter(None, (caption, note))), {**WIDE, **_with_threshold(bars, threshold)}, tuple(data)
+    )
+
+
+def _with_threshold(bars: dict[str, Any], threshold: float | None) -> dict[str, Any]:
+    if threshold is None:
+        return {"layer": [bars]}
+    line = {
+        "data": ONCE,
+        "mark": {"type": "rule", "style": "threshold"},
+        "encoding": {"x": {"datum": {"expr": "threshold"}, "type": "quantitative"}},
+    }
+    return {"params": [{"name": "threshold", "value": threshold}], "layer": [bars, line]}
+
+
+def shared_bins(groups: Sequence[Sequence[float]], most: int = 48) -> list[float]:
+    """Edges of equal bins over all groups: as Freedman and Diaconis ask for the narrowest group, but 8 to `most`."""
+    every = np.concatenate([np.asarray(values, dtype=float) for values in groups]) if groups else np.empty(0)
+    if not every.size:
+        return [0.0, 1.0]
+    low, high = float(every.min()), float(every.max())
+    if low == high:
+        return [low - 0.5, low + 0.5]
+    widths = [2 * float(np.subtract(*np.quantile(g, [0.75, 0.25]))) / len(g) ** (1 / 3) for g in groups if len(g)]
+    width = min((one for one in widths if one > 0), default=math.inf)
+    bins = int(min(most, max(8, (high - low) / width)))
+    return [float(edge) for edge in np.linspace(low, high, bins + 1)]
+
+
+def _counts(values: Sequence[float], edges: Sequence[float]) -> list[tuple[float, float, int]]:
+    counts, _ = np.histogram(values, edges)
+    pairs = zip(edges[:-1], edges[1:], counts.tolist(), strict=True)
+    return [(start, end, count) for start, end, count in pairs if count]
+
+
+def roc(
+    points: Sequence[Point],
+    band: Sequence[Point] = (),
+    *,
+    area: float,
+    interval: tuple[float, float] | None = None,
+    operating: tuple[float, float] | None = None,
+    name: str = "roc",
+    title: str = "ROC curve",
+) -> Figure:
+    """A ROC curve of (false positive rate, true positive rate), with a band of (rate, low, high) and its area.
+
+    `operating` is the point of the threshold; on the page it moves with the slider.
+    """
+    data = [
+        *({"kind": "band", "x": x, "low": low, "high": high} for x, low, high in band),
+        *({"kind": "curve", "x": x, "y": y, "order": n} for n, (x, y) in enumerate(points)),
+        *({"kind": "chance", "x": x, "y": x} for x in (0.0, 1.0)),
+    ]
+    across = {**_quantity("x", "false positive rate"), **_unit_axis()}
+    up = {**_quantity("y", "true positive rate"), **_unit_axis()}
+    curve = {"x": across, "y": up, "order": {"field": "order", "type": "quantitative"}}
+    layers: list[dict[str, Any]] = [
+        _only("band", {"type": "area", "opacity": 0.22}, {"x": across, **_low_high(up)}),
+        _only("chance", {"type": "line", "style": "reference"}, {"x": across, "y": up}),
+        _only("curve", {"type": "line", "strokeWidth": 2.5, "interpolate": "linear"}, curve),
+    ]
+    known = "" if interval is None else f", 95 % interval {interval[0]:.3f} to {interval[1]:.3f}"
+    caption = f"AUROC {area:.3f}{known}. 0.5 (dashed) is chance."
+    return Figure(name, title, caption, {**SQUARE, **_with_operating(layers, operating)}, tuple(data))
+
+
+def _with_operating(layers: list[dict[str, Any]], operating: tuple[float, float] | None) -> dict[str, Any]:
+    if operating is None:
+        return {"layer": layers}
+    names = ("false_positives", "true_positives")
+    point = {
+        "data": ONCE,
+        "mark": {"type": "point", "style": "operating", "filled": True},
+        "encoding": {
+            axis: {"datum": {"expr": name}, "type": "quantitative"} for axis, name in zip("xy", names, strict=True)
+        },
+    }
+    params = [{"name": name, "value": value} for name, value in zip(names, operating, strict=True)]
+    return {"params": params, "layer": [*layers, point]}
+
+
+def bars(
+    values: Mapping[str, Point],
+    *,
+    axis: str,
+    kinds: Mapping[str, str] | None = None,
+    reference: float | None = None,
+    name: str = "comparison",
+    title: str = "Comparison",
+    caption: str = "",
+) -> Figure:
+    """Named values (value, low, high) as points with intervals, in their order, beside a reference line.
+
+    `kinds` colours them: the kind of each name, such as a model's score or a trivial baseline.
+    """
+    of = kinds or {}
+    data = [
+        {"name": one, "kind": of.get(one, ""), "value": value, "low": low, "high": high}
+        for one, (value, low, high) in values.items()
+    ]
+    names: dict[str, Any] = {"field": "name", "type": "nominal", "sort": None, "title": None}
+    names = {**names, "axis": {"labelLimit": 220, "domain": False, "ticks": False, "grid": True}}
+    across = {**_quantity("value", axis), "scale": {"zero": False}}
+    colour = {"color": _colour(list(dict.fromkeys(of[one] for one in values if one in of)) or [""], "kind")}
+    tips = [_tip("name"), *(_tip(one, ".4~g") for one in ("value", "low", "high"))]
+    layers: list[dict[str, Any]] = [
+        {"mark": {"type": "rule", "strokeWidth": 2.5}, "encoding": {"x": _at(across, "low"), "x2": {"field": "high"}}},
+        {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1}, "encoding": {"x": across}},
+    ]
+    for layer in layers:
+        layer["encoding"] |= {"y": names, "tooltip": tips, **colour}
+    spec = {"width": HALF["width"], "height": 30 * max(2, len(data)), "layer": [*_rule(reference), *layers]}
+    return Figure(name, title, caption, spec, tuple(data))
+
+
+def lines(
+    series: Mapping[str, Sequence[Point]],
+    *,
+    axes: tuple[str, str],
+    log: tuple[bool, bool] = (False, False),
+    points: bool = False,
+    wide: bool = False,
+    name: str = "lines",
+    title: str = "Lines",
+    caption: str = "",
+) -> Figure:
+    """Lines through (x, y) or (x, y, low, high); the latter have a band. `log` makes x or y logarithmic.
+
+    What a logarithmic axis cannot show (zero and below) is left out.
+    """
+    data: list[dict[str, Any]] = [
+        {"series": one, **dict(zip(("x", "y", "low", "high"), point, strict=False))}
+        for one, found in series.items()
+        for point in found
+        if _can_show(point, log)
+    ]
+    across, up = (
+        {**_quantity(field, axis), **_scale([row[field] for row in data], logarithmic)}
+        for field, axis, logarithmic in zip("xy", axes, log, strict=True)
+    )
+    colour = {"color": _colour(list(series), "series")}
+    tips = [_tip("series"), *(_tip(field, ".4~g") for field in ("x", "y", "low", "high"))]
+    mark = {"type": "line", "strokeWidth": 2, "point": {"size": 40} if points else False}
+    layers = [
+        {
+            "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
+            "mark": {"type": "area", "opacity": 0.18},
+            "encoding": {"x": across, **_low_high(up), **colour},
+        },
+        {"mark": mark, "encoding": {"x": across, "y": up, "tooltip": tips, **colour}},
+    ]
+    return Figure(name, title, caption, {**(WIDE if wide else HALF), "layer": layers}, tuple(data))
+
+
+def _scale(values: Sequence[float], logarithmic: bool) -> dict[str, Any]:
+    """A scale that need not start at zero; a logarithmic one over decades has its ticks at powers of ten."""
+    if not logarithmic:
+        return {"scale": {"zero": False}}
+    ends = (min(values, default=1.0), max(values, default=1.0))
+    low, high = math.floor(math.log10(ends[0])), math.ceil(math.log10(ends[1]))
+    decades = {"axis": {"values": [10.0**power for power in range(low, high + 1)], "format": "~g"}}
+    return {"scale": {"type": "log"}, **(decades if high - low > 1 else {})}
+
+
+def _can_show(point: Point, log: tuple[bool, bool]) -> bool:
+    return not (log[0] and point[0] <= 0) and not (log[1] and min(point[1:]) <= 0)
+
+
+def profile(
+    groups: Mapping[str, Sequence[Point]],
+    *,
+    axes: tuple[str, str] = ("share of tokens hidden", "nats per token"),
+    wide: bool = False,
+    name: str = "profile",
+    title: str = "Information profile",
+    caption: str = "",
+) -> Figure:
+    """What a token costs by how much of the text is hidden, or by any other place: lines with bands by group."""
+    return lines(groups, axes=axes, wide=wide, name=name, title=title, caption=caption)
+
+
+def calibration(
+    groups: Mapping[str, Sequence[Point]],
+    *,
+    axes: tuple[str, str] = ("truth", "estimate"),
+    name: str = "calibration",
+    title: str = "Estimate against truth",
+    caption: str = "",
+) -> Figure:
+    """Estimates against truths: points (truth, estimate, standard error) with bars of two errors, and the diagonal."""
+    data: list[dict[str, Any]] = [
+        {"series": one, "x": x, "y": y, "low": y - 2 * error, "high": y + 2 * error, "kind": "estimate"}
+        for one, found in groups.items()
+        for x, y, error in found
+    ]
+    every = [value for row in data for value in (row["x"], row["y"]) if math.isfinite(value)] or [0.0, 1.0]
+    ends = [{"kind": "diagonal", "x": one, "y": one} for one in (min(every), max(every))]
+    across, up = ({**_quantity(f, axis), "scale": {"zero": False}} for f, axis in zip("xy", axes, strict=True))
+    colour = {"color": _colour(list(groups), "series")}
+    tips = [_tip("series"), *(_tip(field, ".4~g") for field in ("x", "y", "low", "high"))]
+    layers = [
+        _only("diagonal", {"type": "line", "style": "reference"}, {"x": across, "y": up}),
+        _only("estimate", {"type": "rule", "opacity": 0.6}, {"x": across, **_low_high(up), **colour}),
+        _only("estimate", {"type": "point", "filled": True}, {"x": across, "y": up, "tooltip": tips, **colour}),
+    ]
+    return Figure(name, title, caption, {**SQUARE, "layer": layers}, (*data, *ends))
+
+
+def matrix(
+    values: Sequence[Numbers],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    errors: Sequence[Numbers] | None = None,
+    signs: tuple[str, str] = ("helps", "misleads"),
+    name: str = "matrix",
+    title: str = "Matrix",
+    caption: str = "",
+) -> Figure:
+    """Signed numbers of rows by columns, as cells of two colours, stronger where they are larger.
+
+    Names of rows and columns may repeat: they are pieces of a text, drawn where they stand in it.
+    """
+    cells: list[dict[str, Any]] = []
+    for row, numbers in enumerate(values):
+        for column, value in enumerate(numbers):
+            if value is not None and math.isfinite(value):
+                error = None if errors is None else errors[row][column]
+                cell = {"kind": "cell", "row": row, "column": column, "from": columns[column], "to": rows[row]}
+                cells.append({**cell, "sign": signs[value < 0], "size": abs(value), "nats": value, "error": error})
+    labels: list[dict[str, Any]] = [{"kind": "row", "row": n, "name": _seen(one)} for n, one in enumerate(rows)]
+    labels += [{"kind": "column", "column": n, "name": _seen(one)} for n, one in enumerate(columns)]
+    across = {"field": "column", "type": "ordinal", "axis": None, "scale": {"domain": list(range(len(columns)))}}
+    down = {"field": "row", "type": "ordinal", "axis": None, "scale": {"domain": list(range(len(rows)))}}
+    strength = {"field": "size", "type": "quantitative", "scale": {"range": [0, 1], "zero": True}, "legend": None}
+    tips = [_tip("from"), _tip("to"), _tip("nats", "+.3f"), _tip("error", ".3f")]
+    shade = _colour(signs, "sign")
+    shade["legend"] |= {"offset": 2 * CELL}  # above the names of the columns
+    colour = {"color": shade, "opacity": strength, "tooltip": tips}
+    name_of, label = {"text": {"field": "name"}}, {"type": "text", "style": "label"}
+    layers = [
+        _only("cell", {"type": "rect"}, {"x": across, "y": down, **colour}),
+        _only("row", {**label, "align": "right"}, {"y": down, "x": {"value": -6}, **name_of}),
+        _only("column", {**label, "baseline": "bottom"}, {"x": across, "y": {"value": -6}, **name_of}),
+    ]
+    size = {"width": CELL * len(columns), "height": CELL * len(rows)}
+    return Figure(name, title, caption, {**size, "layer": layers}, (*cells, *labels))
+
+
+def grid(
+    values: Sequence[Numbers],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    axes: tuple[str, str],
+    errors: Sequence[Numbers] | None = None,
+    quantity: str = "value",
+    signs: tuple[str, str] = ("above", "below"),
+    name: str = "grid",
+    title: str = "Grid",
+    caption: str = "",
+) -> Figure:
+    """A map: signed numbers of rows by columns, written into cells of two colours, stronger where they are larger."""
+    data: list[dict[str, Any]] = []
+    for row, numbers in enumerate(values):
+        for column, value in enumerate(numbers):
+            if value is not None and math.isfinite(value):
+                error = None if errors is None else errors[row][column]
+                place = {"row": rows[row], "column": columns[column], "sign": signs[value < 0], "size": abs(value)}
+                data.append({**place, "value": value, "error": error})
+    titles = {"row": axes[1], "column": axes[0]}
+    straight = {"axis": {"labelAngle": 0, "domain": False, "ticks": False}}
+    down, across = (
+        {"field": one, "type": "nominal", "sort": None, "title": titles[one], **straight} for one in ("row", "column")
+    )
+    strength = {"field": "size", "type": "quantitative", "scale": {"range": [0.08, 0.75], "zero": True}, "legend": None}
+    tips = [_tip("row"), _tip("column"), {**_tip("value", "+.3f"), "title": quantity}, _tip("error", ".3f")]
+    layers = [
+        {"mark": "rect", "encoding": {"color": _colour(signs, "sign"), "opacity": strength, "tooltip": tips}},
+        {"mark": {"type": "text", "style": "label"}, "encoding": {"text": {"field": "value", "format": "+.1f"}}},
+    ]
+    size = {"width": 3 * CELL * len(columns), "height": 2 * CELL * len(rows)}
+    spec = {**size, "encoding": {"x": across, "y": down}, "layer": layers}
+    return Figure(name, title, caption, spec, tuple(data))
+
+
+def _seen(piece: str) -> str:
+    return piece if piece.strip() else "␣"
+
+
+def _quantity(field: str, title: str) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "title": title}
+
+
+def _at(channel: dict[str, Any], field: str) -> dict[str, Any]:
+    return {**channel, "field": field}
+
+
+def _low_high(channel: dict[str, Any]) -> dict[str, Any]:
+    return {"y": _at(channel, "low"), "y2": {"field": "high"}}
+
+
+def _unit_axis() -> dict[str, Any]:
+    return {"scale": {"domain": [0, 1]}, "axis": {"tickCount": 5, "grid": True}}
+
+
+def _only(kind: str, mark: dict[str, Any], encoding: dict[str, Any]) -> dict[str, Any]:
+    """A layer of the data of one kind, a word of ours."""
+    return {"transform": [{"filter": {"field": "kind", "equal": kind}}], "mark": mark, "encoding": encoding}
+
+
+def _rule(value: float | None) -> list[dict[str, Any]]:
+    if value is None:
+        return []
+    return [{"data": ONCE, "mark": {"type": "rule", "style": "reference"}, "encoding": {"x": {"datum": value}}}]
+
+
+def _colour(names: Sequence[str], field: str = "group") -> dict[str, Any]:
+    """Colours in the order of the names; no legend for one of them."""
+    legend = None if len(names) < 2 else {"labelLimit": 260, "symbolType": "circle", "symbolOpacity": 1}
+    return {"field": field, "type": "nominal", "scale": {"domain": list(names)}, "legend": legend}
+
+
+def _tip(field: str, format: str = "") -> dict[str, Any]:
+    return {"field": field, **({"format": format, "type": "quantitative"} if format else {"type": "nominal"})}

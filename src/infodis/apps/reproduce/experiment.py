@@ -1,0 +1,177 @@
+"""What an experiment is, what comes of it, and a bench to run it on that remembers what was done."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from infodis.apps.report.values import Figure, Table
+from infodis.device import resolve_device
+from infodis.errors import InputError
+from infodis.files import atomic_text
+from infodis.jobs.jobs import ModelSpec
+from infodis.predictor import Predictor
+from infodis.train.config import Config
+from infodis.train.loop import Progress, Validation, train
+
+Size = Literal["smoke", "laptop", "full"]
+SIZES: tuple[Size, ...] = ("smoke", "laptop", "full")
+
+Verdict = Literal["holds", "holds in part", "undecided", "does not hold", "not tested here"]
+"""In part: in some of the cases. Undecided: the numbers are not sure enough to say."""
+
+SHARED = Path("..") / "shared" / "data"
+"""Where data may lie beside a checkout."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Something the paper says, and what came out."""
+
+    paper: str
+    found: str
+    verdict: Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What an experiment came to."""
+
+    about: str
+    """What was run, in a sentence or two."""
+    claims: tuple[Claim, ...]
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The main ones, by name, as JSON has them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Where an experiment is run: its directory, how large it is, what it may use."""
+
+    directory: Path
+    size: Size = "laptop"
+    seed: int = 0
+    data: Path | None = None
+    """A directory of files that cannot be shipped; or one file, where an experiment asks for one only."""
+    model: str | None = None
+    """Another model than the experiment's own."""
+    device: str = "auto"
+    tell: Callable[[str, int, int], None] = lambda what, done, total: None
+    """Progress: what is under way, how much of it is done, and of how much."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "device", resolve_device(self.device))
+
+    def pick(self, smoke: Any, laptop: Any, full: Any) -> Any:
+        """The one of three that belongs to the size."""
+        return dict(zip(SIZES, (smoke, laptop, full), strict=True))[self.size]
+
+    def keep(self, name: str, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+        """Something that JSON can hold: made now, or as an earlier run with the same settings made it."""
+        return self.keep_each(name, settings, [name], lambda _: make())[0]
+
+    def keep_each(
+        self, name: str, settings: Mapping[str, Any], keys: Sequence[str], make: Callable[[str], Any]
+    ) -> list[Any]:
+        """The same for many things, one by one: an interrupted run goes on behind the last one.
+
+        What was made under other settings is refused, not overwritten.
+        """
+        path = self.directory / f"{name}.jsonl"
+        head = json.loads(json.dumps({**settings, "seed": self.seed}))
+        known = _read(path, head)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lines = [{"settings": head}, *({"key": key, "value": value} for key, value in known.items())]
+        atomic_text(path, "".join(json.dumps(line) + "\n" for line in lines))  # without half a line at its end
+        with path.open("a", encoding="utf-8") as file:
+            for number, key in enumerate(keys):
+                if key not in known:
+                    self.tell(name, number, len(keys))
+                    known[key] = json.loads(json.dumps(make(key)))
+                    print(json.dumps({"key": key, "value": known[key]}), file=file, flush=True)
+        return [known[key] for key in keys]
+
+    def trained(self, name: str, config: Config, teacher: Predictor | None = None) -> Path:
+        """A training run in the directory, from where it is; `config` names its files relative to the directory."""
+        out, watcher = self.directory / name, _Training(name, self.tell)
+        train(config, out, base=self.directory, resume=out.exists(), watcher=watcher, teacher=teacher)
+        return out
+
+    def find(self, name: str) -> Path | None:
+        """A data file, if there is one of that name."""
+        return next((place / name for place in self._places if (place / name).is_file()), None)
+
+    @property
+    def tried(self) -> str:
+        """Where files are looked for."""
+        return " or ".join(str(place) for place in self._places)
+
+    @property
+    def _places(self) -> list[Path]:
+        return [self.data] if self.data is not None else [Path("data"), SHARED]
+
+    def model_spec(self, small: str, large: str) -> ModelSpec:
+        """The model that the user named, or that of the size."""
+        name = self.model or self.pick(small, small, large)
+        return ModelSpec(name, device=self.device, dtype="float32" if self.device == "cpu" else "bfloat16")
+
+
+def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier run left, if its settings were the same. Half a line at the end is dropped."""
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    found: dict[str, Any] = {}
+    for number, line in enumerate(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if number == 0 and not (isinstance(record, dict) and isinstance(record.get("settings"), dict)):
+            raise InputError(f"{path} is there already, and is not ours. Move it away, or choose another --out.")
+        if record is None:
+            break
+        if number == 0 and record["settings"] != head:
+            _refuse(path, record["settings"], head)
+        if number and line.endswith("\n"):
+            found[record["key"]] = record["value"]
+    return found
+
+
+def _refuse(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    told = "; ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in changed)
+    raise InputError(f"{path} was made under other settings ({told}). Choose another --out, or delete the file.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """What a training run reports, as progress of the bench."""
+
+    name: str
+    tell: Callable[[str, int, int], None]
+
+    def progress(self, report: Progress) -> None:
+        self.tell(f"{self.name}: loss {report.nats / math.log(2):.4f} bits/token", report.step, report.steps)
+
+    def validation(self, report: Validation) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+@runtime_checkable
+class Experiment(Protocol):
+    """One figure or table of the paper."""
+
+    name: str
+    title: str
+    paper: str
+    """Where in the paper it is."""
+    own_model: bool
+    """Whether it makes its own, and takes no other."""
+
+    def run(self, bench: Bench) -> Outcome: ...

@@ -1,0 +1,172 @@
+"""Groups of prompts and responses: windows of a text, and what may stand in place of the true continuation.
+
+A row has an `id`. What is cut from one document has its name before a slash: such rows resemble each other.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from infodis.errors import InputError
+from infodis.models.data import Tokenizer, text8_style
+from infodis.rng import stream
+
+Row = dict[str, str]
+
+SPARE = 64
+"""Characters between windows, at least: room to look for the next word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Tokens of a prompt and of the response to it."""
+
+    prompt: int
+    response: int
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.response
+
+
+def windows(text: str, count: int, shape: Shape, *, whole: bool = False) -> list[Row]:
+    """Evenly spread, not overlapping, beginning with a word; if `whole`, it is the response that does, at its space.
+
+    A prompt that ends within a word can be told from what does not belong to it by that word alone.
+    """
+    step = max(shape.length + SPARE, len(text) // count)
+    rows = []
+    for number, start in enumerate(range(0, len(text) - shape.length - SPARE, step)):
+        space = text.find(" ", start + shape.prompt if whole else start, start + shape.prompt + SPARE)
+        if space >= 0:
+            begin = space - shape.prompt if whole else space + 1
+            middle, end = begin + shape.prompt, begin + shape.length
+            rows.append({"id": f"{number}", "prompt": text[begin:middle], "response": text[middle:end]})
+    return enough(rows[:count], text, shape)
+
+
+def enough(rows: list[Row], text: str, shape: Shape) -> list[Row]:
+    """The rows, if there are two: with fewer there is nothing to compare."""
+    if len(rows) < 2:
+        raise InputError(
+            f"A text of {len(text):,} characters ({text[:20]!r} ...) has {len(rows)} windows of {shape.length} tokens "
+            "that begin with a word; at least 2 are needed. Take a longer one."
+        )
+    return rows
+
+
+def shuffled(rows: Sequence[Row]) -> Iterator[Row]:
+    """The same responses with their words in random order. Pieces of words at both ends stay where they are."""
+    for row in rows:
+        *words, last = row["response"].split()
+        first = [] if row["response"].startswith(" ") else words[:1]
+        words = words[len(first) :]
+        order = torch.randperm(len(words), generator=stream(0, "words", row["id"])).tolist()
+        mixed = " ".join([*first, *(words[n] for n in order), last])
+        yield {**row, "response": row["response"].replace(row["response"].strip(), mixed)}
+
+
+def elsewhere(rows: Sequence[Row]) -> Iterator[Row]:
+    """The response of the next window after every prompt."""
+    for row, other in zip(rows, [*rows[1:], *rows[:1]], strict=True):
+        yield {**row, "response": other["response"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How texts are cut to a shape: by tokens or, without a tokenizer, by characters."""
+
+    shape: Shape
+    tokenizer: Tokenizer | None = None
+
+    def windows(self, text: str, count: int) -> list[Row]:
+        """Evenly spread windows whose response begins with a word, or with a token."""
+        return windows(text, count, self.shape, whole=True) if self.tokenizer is None else self._blocks(text, count)
+
+    def end(self, text: str) -> str | None:
+        """The end of a text, as long as a prompt; None if there is less of it."""
+        tokens = self._tokens(text)
+        return None if len(tokens) < self.shape.prompt else self._text(tokens[-self.shape.prompt :])
+
+    def start(self, text: str) -> str | None:
+        """The beginning of a text behind a space, as long as a response; None if there is less of it."""
+        if len(self._tokens(text)) < self.shape.response:
+            return None
+        return self._text(self._tokens(f" {text}")[: self.shape.response])
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """Parts of a text behind each other, each as long as a response and beginning with a word."""
+        while (piece := self.start(text)) is not None:
+            yield piece
+            rest = text[len(piece) - 1 :]
+            text = rest[rest.index(" ") + 1 :] if " " in rest else ""
+
+    def _tokens(self, text: str) -> Any:
+        return text if self.tokenizer is None else self.tokenizer.encode(text)
+
+    def _text(self, tokens: Any) -> str:
+        return "".join(tokens) if self.tokenizer is None else self.tokenizer.decode([int(one) for one in tokens])
+
+    def _blocks(self, text: str, count: int) -> list[Row]:
+        """Blocks of tokens that, as text, read back as they are: none begins or ends within a character."""
+        assert self.tokenizer is not None
+        tokens, length = self.tokenizer.encode(text), self.shape.length
+        good = []
+        for start in range(0, len(tokens) - length + 1, length):
+            block = tokens[start : start + length]
+            parts = self._text(block[: self.shape.prompt]), self._text(block[self.shape.prompt :])
+            if np.array_equal(self.tokenizer.encode("".join(parts)), block):
+                good.append({"id": f"{start // length}", "prompt": parts[0], "response": parts[1]})
+        return thinned(enough(good, text, self.shape), count)
+
+
+def continued(records: Sequence[Mapping[str, Any]], field: str, cut: Cut, *, letters: bool = True) -> Iterator[Row]:
+    """The end of the beginning and the start of a continuation, where both continuations are long enough.
+
+    In the letters of text8, or as they are.
+    """
+    style = text8_style if letters else str.strip
+    for record in records:
+        prompt, started = cut.end(style(record["x"])), {f: cut.start(style(record[f])) for f in ("y_human", "y_llm")}
+        response = started[field]
+        if prompt is not None and response is not None and None not in started.values():
+            yield {"id": str(record["id"]), "prompt": prompt, "response": response}
+
+
+def foreign(rows: Sequence[Row], documents: Mapping[str, str], cut: Cut) -> list[Row]:
+    """Pieces of documents after the prompts of rows: the first piece of every document, then the second ones, ..."""
+    pieces = {name: list(cut.pieces(text)) for name, text in documents.items()}
+    most = max(map(len, pieces.values()), default=0)
+    dealt = [(name, n, some[n]) for n in range(most) for name, some in pieces.items() if n < len(some)]
+    return [
+        {"id": f"{name}/{n}", "prompt": row["prompt"], "response": piece}
+        for row, (name, n, piece) in zip(rows, dealt, strict=False)
+    ]
+
+
+def unit_of(name: str) -> str:
+    """The document that a row was cut from, by its id; the row itself if it was not."""
+    return name.partition("/")[0]
+
+
+_IDEOGRAPH = re.compile("[\u3400-\u9fff]")
+"""A syllable, which is a word by itself once it is in letters."""
+
+
+def transliterated(text: str) -> str | None:
+    """Any writing in the letters of text8; None if the package for that is not installed."""
+    try:
+        from anyascii import anyascii
+    except ImportError:
+        return None
+    return text8_style(anyascii(_IDEOGRAPH.sub(r" \g<0> ", text)))
+
+
+def thinned(rows: Sequence[Row], count: int) -> list[Row]:
+    """At most `count` of them, evenly spread."""
+    kept = min(count, len(rows))
+    return [rows[n * len(rows) // kept] for n in range(kept)]

@@ -1,0 +1,156 @@
+"""Outcomes as files: numbers, figures, a page for each experiment, and one document for all of them."""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from infodis import __version__
+from infodis.apps.report import drawing, figures
+from infodis.apps.report.page import cell, write
+from infodis.apps.report.values import Figure, Finding, Report, Table
+from infodis.apps.reproduce.experiment import Bench, Experiment, Outcome
+from infodis.errors import InputError
+from infodis.files import atomic_text, result_text
+
+PAGE = "report.html"
+IMAGES = "images/reproduction"
+"""Figures of a document, from where it lies."""
+
+Done = tuple[Experiment, Outcome, Bench]
+MARKS = {"holds": "✓", "holds in part": "~", "undecided": "?", "does not hold": "✗", "not tested here": "–"}
+
+
+def write_outcome(experiment: Experiment, outcome: Outcome, bench: Bench) -> None:
+    """outcome.json, figures/ and report.html in the directory of the bench."""
+    told = {
+        "name": experiment.name,
+        "paper": experiment.paper,
+        "size": bench.size,
+        "seed": bench.seed,
+        "infodis": __version__,
+        "claims": [dataclasses.asdict(claim) for claim in outcome.claims],
+        "numbers": dict(outcome.numbers),
+    }
+    result_text(bench.directory / "outcome.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    for figure in outcome.figures:
+        figures.save(figure, bench.directory / "figures")
+    write(_page(experiment, outcome, bench), bench.directory / PAGE)
+
+
+def _page(experiment: Experiment, outcome: Outcome, bench: Bench) -> Report:
+    return Report(
+        title=experiment.title,
+        about=f"{experiment.paper} of the paper. {outcome.about}",
+        findings=tuple(
+            Finding(f"The paper: {claim.paper} Here: {claim.found}", warning=claim.verdict == "does not hold")
+            for claim in outcome.claims
+        ),
+        tables=(_claims(outcome), *outcome.tables),
+        figures=outcome.figures,
+        provenance={"experiment": experiment.name, "size": bench.size, "seed": bench.seed, "infodis": __version__},
+    )
+
+
+def _claims(outcome: Outcome) -> Table:
+    rows = tuple((claim.paper, claim.found, f"{MARKS[claim.verdict]} {claim.verdict}") for claim in outcome.claims)
+    return Table("Claims", ("the paper", "here", "verdict"), rows)
+
+
+def write_all(done: Sequence[Done], path: Path) -> None:
+    """One page with every experiment."""
+    counts = Counter(claim.verdict for _, outcome, _ in done for claim in outcome.claims)
+    rows = tuple(
+        (experiment.name, claim.paper, claim.found, f"{MARKS[claim.verdict]} {claim.verdict}")
+        for experiment, outcome, _ in done
+        for claim in outcome.claims
+    )
+    size, seed = done[0][2].size, done[0][2].seed
+    page = Report(
+        title="The paper, reproduced",
+        about=" ".join(f"{count} {verdict}." for verdict, count in counts.items()),
+        tables=(
+            Table("Claims", ("experiment", "the paper", "here", "verdict"), rows),
+            *(
+                replace(table, title=f"{one.name}: {table.title}")
+                for one, outcome, _ in done
+                for table in outcome.tables
+            ),
+        ),
+        figures=tuple(
+            replace(figure, name=f"{one.name}-{figure.name}", title=f"{one.name}: {figure.title}")
+            for one, outcome, _ in done
+            for figure in outcome.figures
+        ),
+        provenance={"size": size, "seed": seed, "infodis": __version__},
+    )
+    write(page, path)
+
+
+def write_document(done: Sequence[Done], path: Path, *, order: Sequence[str]) -> None:
+    """Outcomes in Markdown, with figures in images/reproduction beside it; sections of other experiments stay."""
+    sections = {**sections_of(path), **{one[0].name: _section(*one) for one in done}}
+    images = path.parent / IMAGES
+    images.mkdir(parents=True, exist_ok=True)
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    pictures = {images / _file(one, figure): figure for one, outcome, _ in done for figure in outcome.figures}
+    for picture in pictures:
+        if picture.exists() and f"({IMAGES}/{picture.name})" not in before:
+            raise InputError(f"{picture} is there already, and {path} does not show it. Move it away.")
+    for picture, figure in pictures.items():
+        atomic_text(picture, drawing.svg(figure))
+    ordered = (_MARK.format(name) + sections[name] for name in order if name in sections)
+    atomic_text(path, "\n\n".join([_HEAD, *ordered]) + "\n")
+
+
+_HEAD = """# The paper, reproduced
+
+Written by `infodis reproduce NAME --document FILE`, every section from its own run. No number was typed by hand.
+
+`infodis reproduce all` runs everything, in the size of a laptop with two cores; `--full` is the paper's own size,
+`--smoke` shows that it runs. Killed, the same command goes on. Texts that cannot be shipped are taken from
+`--data DIR`, from `data`, or fetched from the Hugging Face hub (`pip install 'infodis[reproduce]'`); two files are on
+no hub, and the message says where they are to be had."""
+_MARK = "<!-- experiment: {} -->\n\n"
+
+
+def sections_of(path: Path) -> dict[str, str]:
+    """What a document holds so far, by experiment; raises `InputError` if the file is no such document."""
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; a document is a file. Name one in it.")
+    if not path.exists() or not path.stat().st_size:
+        return {}
+    head, *parts = re.split(_MARK.format("(.*?)"), path.read_text(encoding="utf-8", errors="replace"))
+    if head.strip() != _HEAD:
+        raise InputError(f"{path} was written by something else. Name a new file, or one of an earlier --document.")
+    return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _section(experiment: Experiment, outcome: Outcome, bench: Bench) -> str:
+    parts = [
+        f"## {experiment.title}",
+        f"`infodis reproduce {experiment.name}` ({bench.size}, seed {bench.seed}) · {experiment.paper}",
+        outcome.about,
+        markdown(_claims(outcome)),
+        *(f"### {table.title}\n\n{markdown(table)}" for table in outcome.tables),
+        *(_picture(experiment, figure) for figure in outcome.figures),
+    ]
+    return "\n\n".join(parts)
+
+
+def _picture(experiment: Experiment, figure: Figure) -> str:
+    return f"![{figure.title}]({IMAGES}/{_file(experiment, figure)})\n\n{figure.caption}"
+
+
+def _file(experiment: Experiment, figure: Figure) -> str:
+    return f"{experiment.name}-{figure.name}.svg"
+
+
+def markdown(table: Table) -> str:
+    """A table as Markdown has it; bars inside cells are escaped."""
+    rows = [table.columns, ("---",) * len(table.columns), *table.rows]
+    lines = ["| " + " | ".join(cell(one).replace("|", "\\|") for one in row) + " |" for row in rows]
+    return "\n".join(lines) + (f"\n\n{table.caption}" if table.caption else "")

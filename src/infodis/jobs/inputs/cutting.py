@@ -1,0 +1,286 @@
+"""One pass over an input finds where its rows begin, hashes its content and notes ids that are used twice.
+
+What it finds lies in the work directory, in `input/`, which is there as a whole or not at all:
+
+    index       a `Shard` after another, as 64-bit numbers
+    duplicates  lines of rows whose id was used before, and where
+    copy        the content, if the input is packed, a pipe or standard input
+    about.json  what was cut, and how; and hashes of the others
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from infodis.errors import InputError
+from infodis.files import atomic_directory
+from infodis.jobs.inputs.duplicates import Ids
+from infodis.jobs.inputs.entry import Entry
+from infodis.jobs.inputs.lines import Jsonl, Layout, Record, Table, Text
+from infodis.jobs.inputs.parquet import Parquet
+from infodis.jobs.inputs.places import BUFFER, Place, find
+from infodis.jobs.inputs.rejected import Rejected
+from infodis.jobs.inputs.source import DUPLICATES, INDEX, Shard, Source
+from infodis.snapshot import Snapshot, sealed, state_of, unsealed
+
+DIRECTORY, COPY, ABOUT, SCRATCH = "input", "copy", "about.json", "scratch"
+
+SHARD_BYTES = 2**23
+"""A shard of more than one row holds no more than this."""
+
+GZIP = b"\x1f\x8b"
+"""How packed files begin."""
+
+FORM = 2
+"""Of the files in the directory; another one is cut again."""
+
+
+class Empty(InputError):
+    """An input has no rows."""
+
+
+def cut(
+    input: str | Path,
+    work: Path,
+    *,
+    rows: int,
+    limit: int | None = None,
+    format: str | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> Source:
+    """Cut an input into shards, or find it cut already.
+
+    Args:
+        input: a file, a pipe, or `-` for standard input.
+        work: a directory for what is found. One process at a time may cut in it; others may read. What an earlier run
+            left is used again if it was of the same input, in size and time of change. A pipe has neither: it is read
+            again, unless nothing comes.
+        rows: of a shard; large ones hold fewer.
+        limit: at most so many rows.
+        format: jsonl, csv, tsv, parquet or text, where the suffix does not say it.
+        fields: what fields are called in the file, where that is something else, like {"text": "sentence"}.
+    """
+    for name, number in (("rows", rows), ("limit", limit)):
+        if number is not None and number < 1:
+            raise InputError(f"{name} must be at least 1, got {number}.")
+    place = find(input, format)
+    directory, names = work / DIRECTORY, dict(fields or {})
+    about = {
+        "form": FORM,
+        "input": None if place.path is None else str(place.path.resolve()),
+        "state": place.state(),
+        "kind": place.kind,
+        "rows": rows,
+        "limit": limit,
+        "fields": names,
+    }
+    known = _known(place, directory, about)
+    if known is not None and place.regular:
+        return _source(place, directory, known)
+    with place.told(), place.opened() as file:
+        if known is not None and (file.isatty() or not file.peek(1)):
+            return _source(place, directory, known)
+        with atomic_directory(directory, replace=True) as unfinished:
+            cutting = _Cutting(place, unfinished, rows, limit, names)
+            found = cutting.parquet(file) if place.kind == "parquet" else cutting.lines(file)
+            if place.state() != about["state"]:
+                raise InputError(f"{place.name} was changed while it was read. Start when it is complete.")
+            (unfinished / ABOUT).write_text(json.dumps(sealed({**about, **found})))
+    return _source(place, directory, {**about, **found})
+
+
+def entries(input: str | Path, *, limit: int | None = None) -> Iterator[Entry]:
+    """The rows of an input, one after another, at most `limit`. The first that cannot be read is an `InputError`."""
+    with tempfile.TemporaryDirectory() as work:
+        try:
+            source = cut(input, Path(work), rows=2**10, limit=limit)
+        except Empty:
+            return
+        for found in source:
+            if isinstance(found, Rejected):
+                raise InputError(f"{source.name}, line {found.line}: {found.reason}")
+            yield found
+
+
+def _known(place: Place, directory: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+    """What an earlier cut found, if it was of the same thing and is all there."""
+    try:
+        known = unsealed(json.loads((directory / ABOUT).read_text()))
+        same = all(known[key] == value for key, value in about.items())
+        whole = same and _read_state(place, directory) == known["read"] and _noted(directory).digest == known["noted"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return known if whole else None
+
+
+def _noted(directory: Path) -> Snapshot:
+    return Snapshot.of([directory / INDEX, directory / DUPLICATES])
+
+
+def _read_state(place: Place, directory: Path) -> list[int] | None:
+    """Of what rows are read from: the input, or its copy. As JSON gives it back."""
+    found = state_of(place.plain(directory / COPY))
+    return None if found is None else list(found)
+
+
+def _source(place: Place, directory: Path, known: dict[str, Any]) -> Source:
+    names, columns = known["fields"], tuple(known["columns"])
+    is_parquet = place.kind == "parquet"
+    layout = Parquet(names, columns, known["footer"]) if is_parquet else _layout(place.kind, names, columns)
+    path, (size, time) = place.plain(directory / COPY), known["read"]
+    counts = known["shards"], known["found"]
+    return Source(place.name, path, directory, layout, *counts, known["digest"], (size, time), _noted(directory))
+
+
+def _layout(kind: str, names: dict[str, str], columns: tuple[str, ...] = ()) -> Layout:
+    """Of a file of lines."""
+    if kind == "text":
+        return Text({})
+    return Jsonl(names) if kind == "jsonl" else Table(names, "," if kind == "csv" else "\t", columns)
+
+
+class _Shards:
+    """Rows to shards, and shards to the index."""
+
+    def __init__(self, index: BinaryIO, most: int) -> None:
+        self._index, self._most = index, most
+        self.rows = self.shards = 0
+        self._first: Record | None = None
+        self._count = self._end = self._check = 0
+
+    def add(self, record: Record) -> None:
+        end = record.offset + record.size
+        if self._first is not None and (self._count == self._most or end - self._first.offset > SHARD_BYTES):
+            self.close()
+        if self._first is None:
+            self._first, self._count, self._check = record, 0, 0
+        self._count += 1
+        self._end = end
+        self._check = zlib.crc32(record.data, self._check)
+
+    def close(self) -> None:
+        """End a shard."""
+        if self._first is not None:
+            first, size = self._first, self._end - self._first.offset
+            self.write(Shard(first.offset, size, first.line, self._count, self._check))
+            self._first = None
+
+    def write(self, shard: Shard) -> None:
+        self._index.write(np.array(shard, dtype=np.int64).tobytes())
+        self.rows += shard.rows
+        self.shards += 1
+
+
+class _Tape:
+    """Hands on the lines of a file, and keeps account of them: a hash, and a copy where one is wanted."""
+
+    def __init__(self, file: io.BufferedReader, kind: str, copy: BinaryIO | None) -> None:
+        self._readline, self._copy = file.readline, copy
+        self._hash = hashlib.blake2b(kind.encode() + b"\n", digest_size=16)
+        self._waiting: list[bytes] = []
+        self._size = 0
+
+    def readline(self, size: int, /) -> bytes:
+        line = self._readline(size)
+        self._waiting.append(line)
+        self._size += len(line)
+        if self._size >= BUFFER:
+            self._settle()
+        return line
+
+    def _settle(self) -> None:
+        data = b"".join(self._waiting)
+        self._waiting, self._size = [], 0
+        self._hash.update(data)
+        if self._copy is not None:
+            self._copy.write(data)
+
+    def digest(self) -> str:
+        self._settle()
+        return self._hash.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cutting:
+    """One pass over an input."""
+
+    place: Place
+    directory: Path
+    rows: int
+    limit: int | None
+    names: dict[str, str]
+
+    def lines(self, file: io.BufferedReader) -> dict[str, Any]:
+        """Cut a file of lines; returns what there is to know about it."""
+        layout = _layout(self.place.kind, self.names)
+        ids = Ids(self.directory / SCRATCH)
+        with (self.directory / INDEX).open("wb") as index, self._copy() as copy:
+            tape = _Tape(file, self.place.kind, copy)
+            records = layout.records(tape, mark=True)
+            if isinstance(layout, Table) and (header := next(records, None)) is not None:
+                layout = layout.with_header(header, self.place.name)
+            shards = _Shards(index, self.rows)
+            for record in itertools.islice(records, self.limit):
+                if record.offset == 0 and record.data.startswith(GZIP):
+                    raise InputError(f"{self.place.name} is packed with gzip: unpack it, or let its name end in .gz.")
+                shards.add(record)
+                id = layout.id_of(record)
+                if id is not None:
+                    ids.add(id, record.line)
+            shards.close()
+            digest = tape.digest()
+        return self._found(shards, ids, digest, columns=layout.header if isinstance(layout, Table) else ())
+
+    def parquet(self, file: io.BufferedReader) -> dict[str, Any]:
+        """Cut a Parquet file, copied if it comes through a pipe."""
+        digest = hashlib.blake2b(b"parquet\n", digest_size=16)
+        with self._copy() as copy:
+            while piece := file.read(BUFFER):
+                digest.update(piece)
+                if copy is not None:
+                    copy.write(piece)
+        path = self.place.plain(self.directory / COPY)
+        layout = Parquet.open(path, self.names, self.place.name)
+        ids = Ids(self.directory / SCRATCH)
+        with (self.directory / INDEX).open("wb") as index:
+            shards = _Shards(index, self.rows)
+            for group, (rows, size) in enumerate(layout.groups(path, self.place.name)):
+                step = min(self.rows, max(1, SHARD_BYTES * rows // max(1, size)))
+                wanted = rows if self.limit is None else min(rows, self.limit - shards.rows)
+                for start in range(0, wanted, step):
+                    shards.write(Shard(group, start, shards.rows + 1, min(step, wanted - start), 0))
+        for line, id in enumerate(itertools.islice(layout.ids(path, self.place.name), shards.rows), start=1):
+            if isinstance(id, int | str) and not isinstance(id, bool):
+                ids.add(id, line)
+        return self._found(shards, ids, digest.hexdigest(), columns=layout.columns, footer=layout.footer)
+
+    def _copy(self) -> contextlib.AbstractContextManager[BinaryIO | None]:
+        if not self.place.copied:
+            return contextlib.nullcontext()
+        return (self.directory / COPY).open("wb", BUFFER)
+
+    def _found(
+        self, shards: _Shards, ids: Ids, digest: str, *, columns: tuple[str, ...], footer: str | None = None
+    ) -> dict[str, Any]:
+        if not shards.rows:
+            raise Empty(f"{self.place.name} holds no rows.")
+        ids.write(self.directory / DUPLICATES)
+        return {
+            "shards": shards.shards,
+            "found": shards.rows,
+            "digest": digest,
+            "columns": list(columns),
+            "footer": footer,
+            "read": _read_state(self.place, self.directory),
+            "noted": _noted(self.directory).digest,
+        }

@@ -1,0 +1,139 @@
+"""A row of a file that can be read, and what commands make of it."""
+
+import dataclasses
+import sys
+from typing import Any
+
+from infodis.errors import InputError
+from infodis.item import Item
+from infodis.jobs.inputs.reading import NOTHING, Part, Reading, Scored, checked_text, listed
+from infodis.jobs.inputs.rejected import Refused, Rejected, excerpt_of, kind_of
+from infodis.models.model import Model
+from infodis.terminal import printable
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choices:
+    """Some texts after one prompt, to choose from."""
+
+    rows: list[Scored]
+    answer: int | None
+    """Which of them is right, counted from 0, if that is known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A row of a file as it was given."""
+
+    line: int
+    """Its first line, or in Parquet its number, counted from 1."""
+    id: int | str
+    """Its own `id`, or else the number of its line."""
+    fields: dict[str, Any]
+    names: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What fields are called in this file, where that is something else."""
+
+    def record(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"line": self.line, "id": self.id, "fields": self.fields}
+
+    def rejected(self, field: str | None, reason: str) -> Rejected:
+        """The row as one that is not scored."""
+        shown = self.fields if field is None else self.fields.get(field, self.fields)
+        return Rejected(self.line, self.id, field, reason, excerpt_of(shown))
+
+    def has(self, name: str) -> bool:
+        return self._called(name) in self.fields
+
+    def row(self, model: Model, *, chat: bool = False) -> Item:
+        """What to score, of any length that the model takes; `InputError` names the line of a row that cannot be."""
+        any_length = model.opened.limit or sys.maxsize
+        try:
+            return self.scored(model, Reading(chat=chat, max_length=any_length)).item
+        except Refused as error:
+            raise InputError(f"Line {self.line}, {error.field}: {error}") from None
+
+    def scored(self, model: Model, reading: Reading = Reading()) -> Scored:
+        """`tokens` with `target` and `context`; or `response`, or else `text`, after `prompt`. Raises `Refused`."""
+        if self.has("tokens") and self._part("tokens").value != "":  # an empty cell of a table is none
+            return reading.positions(model, self._part("tokens"), self._part("target"), self._part("context"))
+        name = "response" if self.has("response") else "text"
+        if not self.has(name):
+            raise self._lacking("text", "text, or prompt and response, or tokens")
+        return reading.after(model, self._prompt("prompt"), self._string(name))
+
+    def texts(self) -> tuple[str, str]:
+        """Prompt and response as they were given; an empty text for what was given as tokens, or not at all."""
+        found = (self._part(name).value for name in ("prompt", "response" if self.has("response") else "text"))
+        prompt, response = (value if isinstance(value, str) else "" for value in found)
+        return prompt, response
+
+    def text(self) -> str:
+        """`text` alone, of any length: a document. Raises `Refused`."""
+        if not self.has("text"):
+            raise self._lacking("text", "text")
+        return checked_text(self._string("text"))
+
+    def pair(self, model: Model, reading: Reading = Reading()) -> list[Scored]:
+        """`chosen` and `rejected`, each after `prompt`; texts, or lists of tokens. Raises `Refused`."""
+        prompt = self._prompt("prompt")
+        for name in ("chosen", "rejected"):
+            if not self.has(name):
+                raise self._lacking(name, "chosen and rejected, and prompt if there is one")
+        return [reading.after(model, prompt, self._text_or_tokens(name)) for name in ("chosen", "rejected")]
+
+    def choices(self, model: Model, reading: Reading = Reading()) -> Choices:
+        """A list of `choices`, each after `prompt`, `query` or `question`, of which `answer` or `label` is right."""
+        prompt = self._prompt("prompt", "query", "question")
+        if not self.has("choices"):
+            raise self._lacking("choices", "choices, and prompt if there is one")
+        part = self._part("choices")
+        given = listed(part)
+        if not isinstance(given, list):
+            raise Refused(part.field, f"It must be a list of texts; it is {kind_of(given)}.")
+        if len(given) < 2:
+            raise Refused(part.field, f"There must be at least 2 choices; there are {len(given)}.")
+        rows = [reading.after(model, prompt, _choice(part.field, number, one)) for number, one in enumerate(given)]
+        return Choices(rows, self._answer(len(given)))
+
+    def _called(self, name: str) -> str:
+        return self.names.get(name, name)
+
+    def _part(self, name: str) -> Part:
+        """None if the row has no such field."""
+        return Part(self._called(name), self.fields.get(self._called(name)))
+
+    def _string(self, name: str) -> Part:
+        part = self._part(name)
+        if not isinstance(part.value, str):
+            raise Refused(part.field, f"It must be a text; it is {kind_of(part.value)}.")
+        return part
+
+    def _text_or_tokens(self, name: str) -> Part:
+        part = self._part(name)
+        return part if isinstance(part.value, list) else self._string(name)
+
+    def _prompt(self, *names: str) -> Part:
+        found = next((name for name in names if self.has(name)), None)
+        return NOTHING if found is None else self._text_or_tokens(found)
+
+    def _answer(self, choices: int) -> int | None:
+        """A number from 0, also as text; an empty text and null say that it is not known."""
+        found = next((self._part(name) for name in ("answer", "label") if self.has(name)), NOTHING)
+        value = found.value
+        if value is None or value == "":
+            return None
+        number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+        if type(number) is not int or not 0 <= number < choices:
+            raise Refused(found.field, f"It must be the number of a choice, from 0 to {choices - 1}.")
+        return number
+
+    def _lacking(self, name: str, needs: str) -> Refused:
+        found = ", ".join(printable(one, 40) for one in list(self.fields)[:10]) or "nothing"
+        return Refused(self._called(name), f"A row needs {needs}; this one has {found}.")
+
+
+def _choice(field: str, number: int, value: Any) -> Part:
+    if not isinstance(value, str | list):
+        raise Refused(field, f"Choice {number} must be a text; it is {kind_of(value)}.")
+    return Part(field, value)

@@ -1,0 +1,137 @@
+"""Files of the Hugging Face layout: sharded safetensors by key name, and tokenizers."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from infodis.errors import InputError
+from infodis.files import read_json
+from infodis.models.adapters.opened import Options
+from infodis.models.checkpoint import CONFIG as CONFIG
+from infodis.models.checkpoint import check_sizes, whole
+from infodis.models.checkpoint import read_config as read_config
+from infodis.models.data import Tokenizer, tokenizer_named
+
+INDEX, SINGLE, PICKLED = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
+
+
+def shards(directory: Path) -> list[Path]:
+    """The weight files of a model, every one of them there."""
+    if (directory / INDEX).is_file():
+        index = read_json(directory / INDEX)
+        named = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
+            raise InputError(f"{directory / INDEX} is not an index of weights: weight_map must name a file for each.")
+        paths = [within(directory, name, said_by=INDEX) for name in sorted(set(named.values()))]
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            raise InputError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names. Download it again.")
+        return paths
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    if (directory / PICKLED).is_file():
+        return [directory / PICKLED]
+    raise InputError(f"{directory} holds no weights: neither {SINGLE} nor {INDEX}.")
+
+
+def check_weights(directory: Path, config: dict[str, Any]) -> None:
+    """All weight files are there, and hold enough for the sizes that the configuration says."""
+    check_sizes(config, shards(directory), where=directory / CONFIG)
+
+
+def tensors(directory: Path, options: Options) -> Iterator[tuple[Path, dict[str, Tensor]]]:
+    """The weights, file by file, so that not all are in memory twice."""
+    for shard in shards(directory):
+        try:
+            if shard.suffix == ".bin":
+                yield shard, torch.load(shard, map_location=options.device, weights_only=True)
+            else:
+                with whole(shard):
+                    found = load_file(shard, device=str(options.device))
+                yield shard, found
+        except Exception as error:
+            if shard.suffix != ".bin":
+                raise
+            raise InputError(
+                f"{shard} is pickled and holds more than tensors ({type(error).__name__}); it is not loaded, since "
+                "unpickling can run any code. Convert it where you trust it: torch.load it, then "
+                "safetensors.torch.save_file the state dict as model.safetensors."
+            ) from error
+
+
+def fill(
+    network: nn.Module, directory: Path, options: Options, rename: Callable[[str], str | None] = lambda key: key
+) -> None:
+    """Give a network (on the meta device) its weights. `rename` maps a key of the file to a name here, None to skip."""
+    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    wrong, found = [], set()
+    for shard, weights in tensors(directory, options):
+        part = {}
+        for key, tensor in weights.items():
+            name = rename(key)
+            if name is None:
+                continue
+            if name not in expected:
+                wrong.append(f"{key} is not part of the network")
+            elif tensor.shape != expected[name]:
+                wrong.append(f"{key} has shape {tuple(tensor.shape)}, expected {tuple(expected[name])}")
+            elif not bool(tensor.isfinite().all()):
+                wrong.append(f"{key} holds NaN or inf")
+            else:
+                part[name] = tensor.to(options.dtype)
+                found.add(name)
+        network.load_state_dict(part, strict=False, assign=True)
+        if wrong:
+            raise InputError(
+                f"{shard} does not fit its config.json: {'; '.join(wrong[:5])} ({len(wrong)} differences)."
+            )
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise InputError(f"{directory} lacks weights: {', '.join(missing[:5])} ({len(missing)} in all).")
+    network.eval().requires_grad_(False)
+
+
+def within(directory: Path, name: str, *, said_by: str) -> Path:
+    """A file of a model, by a name that one of its other files says: it must not lie elsewhere."""
+    parts = PurePath(name).parts
+    if not parts or PurePath(name).is_absolute() or ".." in parts or not name.isprintable():
+        raise InputError(f"{directory / said_by} must name files of its own directory, it names {name!r}.")
+    return directory / name
+
+
+def needed(config: dict[str, Any], *names: str) -> list[Any]:
+    """Values of a configuration that must be there."""
+    missing = [name for name in names if config.get(name) is None]
+    if missing:
+        raise InputError(f"The config.json of this {config.get('model_type')} model lacks {', '.join(missing)}.")
+    return [config[name] for name in names]
+
+
+def tokenizer_of(directory: Path) -> Tokenizer | None:
+    """The tokenizer.json of a model, if it has one."""
+    if not (directory / "tokenizer.json").is_file():
+        return None
+    return tokenizer_named("tokenizer.json", base=directory)
+
+
+def token_count(tokenizer: Tokenizer | None, columns: int) -> int:
+    """How many columns stand for tokens; the rest pads the vocabulary to a round number."""
+    return min(columns, tokenizer.vocab_size) if tokenizer is not None else columns
+
+
+def special_token(directory: Path, tokenizer: Tokenizer | None, name: str) -> int | None:
+    """The number of a special token that tokenizer_config.json names, such as bos_token."""
+    path = directory / "tokenizer_config.json"
+    number = getattr(tokenizer, "number", None)
+    if not path.is_file() or number is None:
+        return None
+    said = read_json(path)
+    if not isinstance(said, dict):
+        raise InputError(f"{path} is not what transformers writes: it must hold an object.")
+    content = said.get(name)
+    text = content.get("content") if isinstance(content, dict) else content
+    return number(text) if isinstance(text, str) else None

@@ -1,0 +1,51 @@
+"""MDLM: recognised by `model_type` "mdlm".
+
+SEDD's network (its keys have the prefix `backbone.`), trained without time: the noise it is told is always zero. The
+last token of the vocabulary is the mask, at probability zero. Its tokenizer is GPT-2's, which comes with no mask; some
+loaders add a padding token under the number of the mask, and then read padding as masks.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infodis.errors import InputError
+from infodis.models.adapters.files import check_weights, fill, needed, tokenizer_of
+from infodis.models.adapters.opened import Opened, Options
+from infodis.models.nets import SEDD, Shape
+from infodis.models.nets.network import Features, Places, Tokens
+
+
+class MDLM(SEDD):
+    """A SEDD that always hears of no noise."""
+
+    def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
+        found = self.hidden(tokens, torch.zeros(len(tokens), device=tokens.device), visible)
+        return found if at is None else found[at]
+
+
+def recognises(config: dict[str, Any]) -> bool:
+    """See the head of this file."""
+    return config.get("model_type") == "mdlm"
+
+
+def open_model(directory: Path, config: dict[str, Any], options: Options) -> Opened:
+    """Read configuration, weights and tokenizer."""
+    if config.get("time_conditioning"):
+        raise InputError(
+            f"{directory} is conditioned on time (time_conditioning); only the time-independent form is read."
+        )
+    columns, width, condition, blocks, heads = needed(
+        config, "vocab_size", "hidden_dim", "cond_dim", "n_blocks", "n_heads"
+    )
+    shape = Shape(width=width, blocks=blocks, heads=heads, condition=condition)
+    check_weights(directory, config)
+    with torch.device("meta"):
+        network = MDLM(columns - 1, shape, scaled=False)
+    fill(network, directory, options, _rename)
+    return Opened("mdlm", network, tokenizer_of(directory), config.get("model_length"), limit=None)
+
+
+def _rename(key: str) -> str | None:
+    return None if key.endswith("rotary_emb.inv_freq") else key.removeprefix("backbone.")

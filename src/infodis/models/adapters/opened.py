@@ -1,0 +1,55 @@
+"""What an adapter is asked for, and what it gives."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from infodis.errors import InputError
+from infodis.models.data import Tokenizer
+from infodis.models.nets.network import Network
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a model is wanted."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    trust_remote_code: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Opened:
+    """A network, and what its directory says about it."""
+
+    family: str
+    network: Network
+    tokenizer: Tokenizer | None
+    length: int | None
+    """Tokens in a row as it was trained: what long texts are cut into."""
+    limit: int | None
+    """The longest row that it takes; None if any."""
+    pad_token: int = 0
+    """What to put where nothing is."""
+    begin_token: int | None = None
+    """What stands before a text where the network says nothing about the first token."""
+    notes: tuple[str, ...] = ()
+    """What a user should know."""
+
+    def __post_init__(self) -> None:
+        longest, last = range(1, 2**63), range(self.network.vocab_size + 1)
+        for name, legal in (("length", longest), ("limit", longest), ("pad_token", last), ("begin_token", last)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value not in legal):
+                said = f"{name.replace('_', ' ')} must be a whole number from {legal[0]} to {legal[-1]}"
+                raise InputError(f"A model's {said}, got {value!r}.")
+
+
+@runtime_checkable
+class Family(Protocol):
+    """A module of this package."""
+
+    def recognises(self, config: dict[str, Any]) -> bool: ...
+    def open_model(self, directory: Path, config: dict[str, Any], options: Options) -> Opened: ...

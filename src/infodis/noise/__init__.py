@@ -1,0 +1,1 @@
+"""Noise on tokens and on numbers: processes, schedules, and likelihoods from scores under them (I-MDSE, I-MMSE)."""

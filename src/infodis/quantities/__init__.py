@@ -1,0 +1,1 @@
+"""What is measured with estimates: ratios, choices, orders, bounds, consistency, information, perplexity."""
