@@ -5,8 +5,8 @@ import math
 
 import torch
 
+from infodis.auto import Auto
 from infodis.design import (
-    Auto,
     Enumerate,
     Layout,
     MaskDesign,

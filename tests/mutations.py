@@ -127,7 +127,7 @@ MUTATIONS = (
         "tiled-not-crosswise",
         "positions masked together in one deck are spread over the next",
         "design.py",
-        "order = (_rank(row + key) - first + key) / (last - first)",
+        "order = (ranks(row + key) - first + key) / (last - first)",
         "order = key + 0 * (last - first)",
         ("test_design.py::test_decks_are_dealt_crosswise_so_that_no_pair_meets_twice",),
     ),

@@ -6,8 +6,8 @@ import torch
 from laws import ALL_DESIGNS, RANDOM_DESIGNS, certificate, violation
 
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
+from infodis.auto import Auto
 from infodis.design import (
-    Auto,
     Enumerate,
     Layout,
     MaskDesign,

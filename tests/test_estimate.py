@@ -13,8 +13,9 @@ import infodis
 from infodis.apps.bench.experiments import measure, run_many
 from infodis.apps.bench.peers import PaperSampler
 from infodis.apps.bench.problems import Perturbed, Problem, Tabulated, chain_problem, random_network, random_problem
+from infodis.auto import Auto
 from infodis.control import Neighbours, Positions
-from infodis.design import Auto, Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, TimeIntegral, UniformCount
+from infodis.design import Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, TimeIntegral, UniformCount
 from infodis.errors import InputError, PredictorError
 from infodis.estimate import Request, error_of_mean, estimate_items
 from infodis.item import Item

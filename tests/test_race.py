@@ -13,9 +13,10 @@ import torch
 from laws import violation
 from scipy import integrate, stats
 
+from infodis.auto import Auto
 from infodis.batching import Batching, converse, run
 from infodis.control import Neighbours
-from infodis.design import Auto, Orders, Pairs, StratifiedCount, Tiled, TimeFree, UniformCount
+from infodis.design import Orders, Pairs, StratifiedCount, Tiled, TimeFree, UniformCount
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import Independent, MarkovChain, Table

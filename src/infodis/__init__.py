@@ -12,9 +12,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from infodis.auto import Auto as Auto
     from infodis.control import Neighbours as Neighbours
     from infodis.control import Positions as Positions
-    from infodis.design import Auto as Auto
     from infodis.design import Enumerate as Enumerate
     from infodis.design import Orders as Orders
     from infodis.design import Pairs as Pairs
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "auto": ("Auto",),
     "control": ("Neighbours", "Positions"),
     "design": (
-        *("Auto", "Enumerate", "Orders", "Pairs", "StratifiedCount", "Tiled"),
+        *("Enumerate", "Orders", "Pairs", "StratifiedCount", "Tiled"),
         *("TimeFree", "TimeIntegral", "UniformCount"),
     ),
     "estimate": ("Estimate", "nll", "order_nll"),

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from infodis.auto import Auto
 from infodis.batching import Batching, converse, run
 from infodis.control import Control, Neighbours, fold_bounds, neighbour_maps, predict
 from infodis.design import (
     FEWEST_REPLICATES,
     FIRST_STAGE,
     LONGEST_ENUMERATION,
-    Auto,
     Enumerate,
     Layout,
     MaskDesign,

@@ -135,7 +135,7 @@ class PrecisionOptions:
     seed: Seed = 0
 
     def request(self) -> "Request":
-        from infodis.design import design_named
+        from infodis.auto import design_named
         from infodis.estimate import Request
 
         return Request(

@@ -34,20 +34,10 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from infodis.auto import Auto
 from infodis.batching import Batching, run
 from infodis.control import Control, Neighbours, neighbour_maps, predict
-from infodis.design import (
-    Auto,
-    Enumerate,
-    Keys,
-    Layout,
-    Levels,
-    MaskDesign,
-    StratifiedCount,
-    Tiled,
-    WeightedMasks,
-    numbers,
-)
+from infodis.design import Enumerate, Keys, Layout, Levels, MaskDesign, StratifiedCount, Tiled, WeightedMasks, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, Tokens, check_seed, read_items
 from infodis.item import Item, Positions

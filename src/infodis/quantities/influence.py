@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from infodis.auto import Auto
 from infodis.batching import Batching, run
 from infodis.control import Control, Neighbours
-from infodis.design import LONGEST_ENUMERATION, Auto, Enumerate, MaskDesign, Tiled, numbers
+from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
 from infodis.estimate import Replicated, Request, Stopped, check_seed, error_of_mean
 from infodis.item import Item, Positions, as_positions, as_sequence

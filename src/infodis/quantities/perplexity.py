@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from infodis.auto import Auto
 from infodis.control import Control, Neighbours
-from infodis.design import Auto, MaskDesign
+from infodis.design import MaskDesign
 from infodis.errors import InputError
 from infodis.estimate import Estimate, Request, check_seed, estimate_items
 from infodis.item import Item

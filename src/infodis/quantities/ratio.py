@@ -17,9 +17,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from infodis.auto import Auto
 from infodis.batching import Batching, converse
 from infodis.control import Control, Neighbours
-from infodis.design import Auto, Layout, MaskDesign
+from infodis.design import Layout, MaskDesign
 from infodis.errors import InputError
 from infodis.estimate import (
     CHUNK,

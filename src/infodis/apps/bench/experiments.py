@@ -14,9 +14,9 @@ from torch import Tensor
 
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
 from infodis.apps.bench.problems import Problem, Tabulated
+from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import (
-    Auto,
     Layout,
     MaskDesign,
     Orders,

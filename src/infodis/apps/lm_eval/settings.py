@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 from typing import Any
 
-from infodis.design import design_named
+from infodis.auto import design_named
 from infodis.errors import InputError
 from infodis.estimate import DEFAULT_EVALUATIONS, Request, check_seed
 from infodis.quantities.choose import Race
