@@ -216,7 +216,7 @@ MUTATIONS = (
     Mutation(
         "error-of-credits",
         "the standard error of a mean of n is the deviation over sqrt(n)",
-        "estimate.py",
+        "result.py",
         "replicates.std(dim) / math.sqrt(count)",
         "replicates.std(dim) / math.sqrt(count + 1)",
         ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
@@ -224,23 +224,15 @@ MUTATIONS = (
     Mutation(
         "error-of-values",
         "the standard error of a mean of n is the deviation over sqrt(n)",
-        "estimate.py",
+        "result.py",
         "return float(self.replicates[: self.first].std()) / math.sqrt(self.replicates.numel())",
         "return float(self.replicates[: self.first].std()) / math.sqrt(self.replicates.numel() + 1)",
         ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
     ),
     Mutation(
-        "error-of-bounds",
-        "the standard error of a mean of n is the deviation over sqrt(n)",
-        "quantities/bounds.py",
-        "float(values.std()) / math.sqrt(count)",
-        "float(values.std()) / math.sqrt(count + 1)",
-        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
-    ),
-    Mutation(
         "interval-one-sided",
         "an interval leaves out half of 1 - level on either side",
-        "estimate.py",
+        "result.py",
         "student_quantile((1 + level) / 2, ",
         "student_quantile(level, ",
         ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
@@ -248,7 +240,7 @@ MUTATIONS = (
     Mutation(
         "interval-normal",
         "few replicates have the tails of Student's t",
-        "estimate.py",
+        "result.py",
         "self.degrees_of_freedom) * self._scale",
         "10**9) * self._scale",
         ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
@@ -256,7 +248,7 @@ MUTATIONS = (
     Mutation(
         "pooled-errors-added",
         "errors of independent runs add in squares",
-        "estimate.py",
+        "result.py",
         "torch.hypot(mine * self.per_token_error, its * other.per_token_error)",
         "mine * self.per_token_error + its * other.per_token_error",
         ("test_estimate.py::test_pooled_errors_of_credits_are_those_of_all_replicates",),

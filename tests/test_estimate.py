@@ -17,13 +17,12 @@ from infodis.auto import Auto
 from infodis.control import Neighbours, Positions
 from infodis.design import Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, TimeIntegral, UniformCount
 from infodis.errors import InputError, PredictorError
-from infodis.estimate import Request, error_of_mean, estimate_items
+from infodis.estimate import Request, estimate_items
 from infodis.item import Item
 from infodis.oracle import MarkovChain, Table
 from infodis.predictor import Counting, from_function
-from infodis.quantities.bounds import Measured
-from infodis.quantities.choose import _standard_error
 from infodis.quantities.influence import Information
+from infodis.result import Measured, standard_error
 from infodis.rng import stream
 
 CHAIN = MarkovChain.random(order=4, vocab_size=4, temperature=0.5, seed=0)
@@ -275,9 +274,9 @@ def test_errors_of_four_replicates_against_closed_form():
     found = Information("nll", four, 4, 0, "budget spent")
     assert (found.value, found.standard_error) == (1, 1)
     assert found.interval(0.9) == pytest.approx((1 - 2.353363, 1 + 2.353363))  # Student's t with 3 degrees of freedom
-    assert error_of_mean(torch.stack([four, 3 * four]), dim=1).tolist() == [1, 3]
+    assert standard_error(torch.stack([four, 3 * four]), dim=1).tolist() == [1, 3]
     assert Measured.mean(four) == Measured(1, 1)
-    assert _standard_error(four) == 1
+    assert Measured.mean(four).standard_error == 1
 
 
 def test_pooled_errors_of_credits_are_those_of_all_replicates():

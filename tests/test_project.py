@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "infodis"
 LAYERS = {
     "": [
         {"errors", "rng", "terminal"},
-        {"files", "plotting", "device", "settings", "snapshot"},
+        {"files", "plotting", "device", "settings", "snapshot", "result"},
         {"item", "predictor"},
         {"design", "control"},
         {"auto"},

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from infodis.design import TimeFree as TimeFree
     from infodis.design import TimeIntegral as TimeIntegral
     from infodis.design import UniformCount as UniformCount
-    from infodis.estimate import Estimate as Estimate
     from infodis.estimate import nll as nll
     from infodis.estimate import order_nll as order_nll
     from infodis.models.model import load as load
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from infodis.quantities.choose import choose as choose
     from infodis.quantities.ratio import Ratio as Ratio
     from infodis.quantities.ratio import log_ratio as log_ratio
+    from infodis.result import Estimate as Estimate
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ _HOMES = {
         *("Enumerate", "Orders", "Pairs", "StratifiedCount", "Tiled"),
         *("TimeFree", "TimeIntegral", "UniformCount"),
     ),
-    "estimate": ("Estimate", "nll", "order_nll"),
+    "estimate": ("nll", "order_nll"),
     "models.model": ("load",),
     "noise.dse": ("dse_nll",),
     "noise.gaussian": ("gaussian_nll",),
@@ -52,6 +52,7 @@ _HOMES = {
     "quantities.bounds": ("bounds",),
     "quantities.choose": ("choose",),
     "quantities.ratio": ("Ratio", "log_ratio"),
+    "result": ("Estimate",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -4,13 +4,11 @@
 standard error comes from independent replicates of all of that.
 """
 
-import abc
 import dataclasses
-import functools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from jaxtyping import Float64, Int
@@ -28,10 +26,11 @@ from infodis.design import (
     MaskDesign,
     numbers_of,
 )
-from infodis.errors import InputError, PredictorError
+from infodis.errors import InputError
 from infodis.item import Item, Positions, all_known, as_sequence
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor, gather_surprisal
+from infodis.result import Estimate, Stopped, standard_error, stein_factor
 
 DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
@@ -49,165 +48,7 @@ WINDOW = 2**19
 CONTROL_CHUNK = 2**16
 """The same for fitting a control, which holds some ten numbers per entry: small enough for the processor's cache."""
 
-MOST = 1e150
-"""Nats of a replicate: squares of more overflow, and a standard error would be NaN."""
-
-Stopped = Literal["budget spent", "standard error reached", "cap reached", "exact"]
 Tokens = Iterable[int] | Iterable[Iterable[int]] | Iterable[Tensor] | Tensor
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Replicated(abc.ABC):
-    """A number in nats and how sure it is. Everything derives from `replicates`: independent, unbiased values."""
-
-    quantity: str
-    replicates: Float64[Tensor, " replicates"]
-    evaluations: int
-    """Forward rows spent."""
-    seed: int
-    stopped: Stopped
-    first: int | None = dataclasses.field(default=None, kw_only=True)
-    """Where a standard error was asked for: the replicates of the first stage, whose spread decided on the others."""
-
-    def __post_init__(self) -> None:
-        fine = (self.replicates.abs() <= MOST) | self.replicates.isinf()  # NaN compares false
-        if not bool(fine.all()):
-            worst = float(self.replicates[~fine][0])
-            raise PredictorError(
-                f"{self.quantity} must be a number of at most {MOST:g} nats, or infinite for what cannot happen; a "
-                f"replicate is {worst:g}. Look at what the predictor returns, and at the data, for absurd numbers."
-            )
-
-    @functools.cached_property
-    def value(self) -> float:
-        """The estimate in nats."""
-        return float(self.replicates.mean())
-
-    @property
-    def impossible(self) -> bool:
-        """True if a conditional probability of zero was met. One is enough: the value is infinite, for certain."""
-        return math.isinf(self.value)
-
-    @property
-    def degrees_of_freedom(self) -> int:
-        """How well the standard error is known: of Student's t in `interval`. 0 where nothing is random."""
-        return (self.first or self.replicates.numel()) - 1
-
-    @functools.cached_property
-    def standard_error(self) -> float:
-        """Of `value`, from the spread of the replicates; 0 where nothing is random or the value is infinite.
-
-        After a request for a standard error only the spread of the first stage counts, made a little larger so that its
-        square is on average that of the true error [eq:stein].
-        """
-        return self._scale * (1.0 if self.first is None else stein_factor(self.first))
-
-    @functools.cached_property
-    def _scale(self) -> float:
-        if self.replicates.numel() == 1 or self.impossible:
-            return 0.0
-        return float(self.replicates[: self.first].std()) / math.sqrt(self.replicates.numel())
-
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """A confidence interval at `level`, by Student's t with `degrees_of_freedom`."""
-        if not 0 < level < 1:
-            raise InputError(f"A confidence level must lie between 0 and 1, got {level}.")
-        if self._scale == 0:
-            return self.value, self.value
-        half = student_quantile((1 + level) / 2, self.degrees_of_freedom) * self._scale
-        return self.value - half, self.value + half
-
-    def _precision(self) -> str:
-        """How sure the value is, in words."""
-        if self._scale == 0:
-            return f"evaluations={self.evaluations}"
-        low, high = self.interval()
-        return (
-            f"standard_error={self.standard_error:.2g}, 95 % interval {low:.4f} to {high:.4f}, "
-            f"evaluations={self.evaluations}"
-        )
-
-
-@functools.lru_cache(maxsize=256)
-def student_quantile(share: float, degrees: int) -> float:
-    """The value below which Student's t lies with probability `share`."""
-    from scipy.stats import t  # imported here: it takes longer than an estimate
-
-    return float(t.ppf(share, degrees))
-
-
-def stein_factor(first: int) -> float:
-    """How many times larger than its estimate a standard error is, in the mean square, after stopping by it [eq:stein].
-
-    The estimate is the spread of `first` normal replicates; the mean of 1 / chi-squared with n degrees is 1 / (n - 2).
-    """
-    return math.sqrt((first - 1) / (first - 3))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Estimate(Replicated):
-    """A likelihood of a target given a context.
-
-    `per_token` holds the credit of every target position, in the order of `target`; credits add up to `value` and are
-    the Shapley values of the game v(S) = -log p(x_S).
-    """
-
-    per_token: Float64[Tensor, " target"]
-    per_token_error: Float64[Tensor, " target"]
-    """Standard errors of `per_token`; 0 where nothing is random."""
-    target: Int[Tensor, " target"]
-    design: MaskDesign | str
-    control: Control | None
-    about: tuple[int | str, ...]
-    """What the replicates have in common: the item's key and the rows of a replicate, or the order."""
-    seeds: frozenset[int]
-
-    @property
-    def bits_per_token(self) -> float:
-        return self.value / math.log(2) / self.target.numel()
-
-    def merge(self, other: "Estimate") -> "Estimate":
-        """Pool two independent runs of the same thing: as if one run had drawn all replicates.
-
-        Runs must be of the same predictor (which cannot be checked here), sequence, design and budget, and differ in
-        their seeds, or they hold the same masks.
-        """
-        if self.first is not None or other.first is not None:
-            raise InputError(
-                "Estimates towards a standard error cannot be merged: how many replicates each holds was decided by "
-                "their spread. Merge estimates of fixed budgets (evaluations=...), or ask for a smaller standard error."
-            )
-        kinds = [(one.quantity, one.design, one.control, one.about) for one in (self, other)]
-        if kinds[0] != kinds[1]:
-            raise InputError(
-                "Only estimates of the same quantity, sequence, design, control and rows per replicate can be merged, "
-                f"got {kinds[0]} and {kinds[1]}."
-            )
-        if self.stopped == "exact":
-            return self
-        if self.seeds & other.seeds:
-            raise InputError(
-                f"Both estimates were drawn with seed {min(self.seeds & other.seeds)}: they hold the same masks. "
-                "Change one seed."
-            )
-        counts = self.replicates.numel(), other.replicates.numel()
-        mine, its = (count / sum(counts) for count in counts)
-        return dataclasses.replace(
-            self,
-            replicates=torch.cat([self.replicates, other.replicates]),
-            per_token=mine * self.per_token + its * other.per_token,
-            per_token_error=torch.hypot(mine * self.per_token_error, its * other.per_token_error),
-            evaluations=self.evaluations + other.evaluations,
-            seeds=self.seeds | other.seeds,
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Estimate({self.quantity} = {self.value:.4f} nats, {self._precision()}, "
-            f"bits_per_token={self.bits_per_token:.3f}, design={self.design}"
-            + (", impossible" if self.impossible else "")
-            + ")"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -353,12 +194,6 @@ def nll(
     items, single = read_items(tokens, target=target, context=context)
     found = estimate_items(predictor, items, request, seed=number)
     return found[0] if single else found
-
-
-def error_of_mean(replicates: Float64[Tensor, "..."], *, dim: int = 0) -> Float64[Tensor, "..."]:
-    """Standard errors of means over an axis of replicates; 0 for a single one, which is exact."""
-    count = replicates.shape[dim]
-    return torch.zeros_like(replicates.select(dim, 0)) if count == 1 else replicates.std(dim) / math.sqrt(count)
 
 
 def check_seed(seed: Any) -> int:
@@ -621,7 +456,7 @@ class Sample:
             terms = self._controlled(self.control, masked, finite, first or self.count)
         per_replicate = terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
         values, credits = per_replicate.sum(-1), per_replicate.mean(1)
-        errors = error_of_mean(per_replicate[:, :first], dim=1)
+        errors = standard_error(per_replicate[:, :first], dim=1)
         if first is not None:
             errors = errors * (stein_factor(first) * math.sqrt(first / self.count))
         values[impossible] = math.inf
@@ -658,7 +493,7 @@ class Sample:
                 target=item.target,
                 design=self.design,
                 control=control,
-                about=(item.key, self.layout.rows),
+                identity=(item.key, self.layout.rows),
                 seeds=frozenset({self.seed}),
             )
             for item, cost, values, credits, errors in zip(
@@ -711,7 +546,7 @@ def order_nll(
         target=item.target,
         design=order if isinstance(order, str) else "given order",
         control=None,
-        about=(item.key, *turns),
+        identity=(item.key, *turns),
         seeds=frozenset(),
     )
 

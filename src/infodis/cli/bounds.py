@@ -18,8 +18,9 @@ from infodis.errors import InputError
 if TYPE_CHECKING:
     from infodis.jobs.inputs import Entry
     from infodis.models.model import Model
-    from infodis.quantities.bounds import Average, Bound, Bounds, Measured, Plan
+    from infodis.quantities.bounds import Average, Bound, Bounds, Plan
     from infodis.quantities.consistency import Consistency
+    from infodis.result import Measured
 
 
 def bounds(

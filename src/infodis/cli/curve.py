@@ -16,7 +16,8 @@ from infodis.errors import InputError
 
 if TYPE_CHECKING:
     from infodis.models.model import Model
-    from infodis.quantities.information import Band, Profile, TextProfile
+    from infodis.quantities.information import Profile, TextProfile
+    from infodis.result import Rate
 
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Noise levels in the table; the picture shows all."""
@@ -115,23 +116,24 @@ def _table(profile: "Profile", model: "Model", *, title: str) -> Table:
     return table
 
 
-def _numbers(band: "Band", place: tuple[int, ...]) -> list[str]:
-    """One number of a band with its errors, in bits."""
-    parts = (band.value, band.monte_carlo_error, band.sampling_error)
+def _numbers(rate: "Rate", place: tuple[int, ...]) -> list[str]:
+    """One number of a rate with its errors, in bits."""
+    parts = (rate.value, rate.monte_carlo_error, rate.sampling_error)
     return ["" if part is None else f"{float(part[place]) / math.log(2):.4f}" for part in parts]
 
 
 def _record(id: int | str, text: "TextProfile", model: "Model") -> dict[str, Any]:
     """In nats."""
+    from infodis.result import standard_error
+
     groups = text.groups()
     record: dict[str, Any] = {"id": id, "tokens": text.tokens, "evaluations": text.evaluations}
     for found in (text.nll, text.total_correlation, text.dual_total_correlation):
         record |= {found.quantity: found.value, f"{found.quantity}_standard_error": found.standard_error}
-    error = groups.std(0) / math.sqrt(len(groups)) if len(groups) > 1 else 0 * groups[0]
     return record | {
         "group_tops": text.tops.tolist(),
         "surprisal": groups.mean(0).tolist(),
-        "surprisal_standard_error": error.tolist(),
+        "surprisal_standard_error": standard_error(groups).tolist(),
         "seed": text.seed,
         "model": model.fingerprint,
     }

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from infodis.estimate import Replicated, estimate_items
+from infodis.estimate import estimate_items
 from infodis.jobs.inputs import Entry, Refused, Scored
 from infodis.jobs.jobs import TOKEN_COLUMNS, RowJob, RowScorer, numbers, rounded, token_fields
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import ScoreSummary
 from infodis.models.model import Model
 from infodis.quantities.influence import check_influence_budget, influence
+from infodis.result import Replicated
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from infodis.design import MaskDesign
 from infodis.device import resolve_device
 from infodis.errors import InfodisError
-from infodis.estimate import Estimate, Request
+from infodis.estimate import Request
 from infodis.item import Item
 from infodis.jobs.documents import Window
 from infodis.jobs.inputs import Entry, Reading, Refused, Rejected
@@ -24,6 +24,7 @@ from infodis.jobs.outputs import Columns
 from infodis.jobs.work import Part
 from infodis.models.data import Tokenizer, tokenizer_named
 from infodis.models.model import Model, ModelFiles, load, locate
+from infodis.result import Estimate
 from infodis.settings import Named, settings_of
 
 DIGITS = 6

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from infodis.estimate import Estimate, Request, estimate_items
+from infodis.estimate import Request, estimate_items
 from infodis.jobs.documents import Window
 from infodis.jobs.jobs import ESTIMATE_COLUMNS, ModelSpec, RowScorer, estimate_fields, rounded
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import PerplexitySummary
 from infodis.models.model import Model
+from infodis.result import Estimate
 from infodis.rng import key
 from infodis.settings import settings_of
 

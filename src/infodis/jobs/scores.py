@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from infodis.estimate import Estimate, estimate_items
+from infodis.estimate import estimate_items
 from infodis.jobs.inputs import Entry, Scored
 from infodis.jobs.jobs import ESTIMATE_COLUMNS, TOKEN_COLUMNS, RowJob, RowScorer, estimate_fields, token_fields
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import ScoreSummary
 from infodis.models.model import Model
+from infodis.result import Estimate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from infodis.errors import InfodisError, InputError
 from infodis.models.data import Tokenizer
 from infodis.models.model import Model, Row
 from infodis.predictor import Predictor, RowPredictor, Rows, check_log_conditionals
+from infodis.result import standard_error
 from infodis.rng import stream
 
 Verdict = Literal["ok", "wrong", "cannot tell"]
@@ -339,7 +340,7 @@ def _surely_more(values: Float64[Tensor, " values"], than: float = 0.0) -> bool:
     """Whether the mean is larger by so many standard errors that nobody is misled by chance."""
     if values.numel() < FEWEST:
         return False
-    return float(values.mean()) > SURE * float(values.std()) / math.sqrt(values.numel()) + than
+    return float(values.mean()) > SURE * float(standard_error(values)) + than
 
 
 def _alignment(patient: Patient) -> Finding:

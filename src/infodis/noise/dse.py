@@ -18,7 +18,7 @@ from torch import Tensor
 from infodis.batching import run
 from infodis.device import device_of
 from infodis.errors import InputError, PredictorError
-from infodis.estimate import Estimate, check_seed, error_of_mean
+from infodis.estimate import check_seed
 from infodis.item import Item, Positions
 from infodis.noise.process import Absorbing, Process, ScoreFunction, score_entropy
 from infodis.noise.quadrature import half_line
@@ -26,6 +26,7 @@ from infodis.noise.schedule import log_expm1
 from infodis.observe import Asker
 from infodis.oracle import Oracle
 from infodis.predictor import Predictor
+from infodis.result import Estimate, standard_error
 from infodis.rng import key, stream, uniforms
 
 States = Int[Tensor, "rows length"]
@@ -369,10 +370,10 @@ def _estimate(
         seed=seed,
         stopped="exact" if exact else "budget spent",
         per_token=parts.mean(0)[item.target],
-        per_token_error=error_of_mean(parts)[item.target],
+        per_token_error=standard_error(parts)[item.target],
         target=item.target,
         design="enumerated, " + design if exact else design,
         control=None,
-        about=(item.key, design),
+        identity=(item.key, design),
         seeds=frozenset() if exact else frozenset({seed}),
     )

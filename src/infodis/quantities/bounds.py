@@ -22,20 +22,11 @@ from torch import Tensor
 
 from infodis.batching import Batching, converse
 from infodis.errors import InputError
-from infodis.estimate import (
-    CHUNK,
-    WINDOW,
-    Replicated,
-    Request,
-    Tokens,
-    check_items,
-    check_seed,
-    confident_credits,
-    read_items,
-)
+from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, confident_credits, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
+from infodis.result import Measured, Rate, Replicated, sum_errors
 from infodis.rng import stream
 
 TOGETHER = 16
@@ -46,21 +37,6 @@ DISTRIBUTIONS = 2**24
 
 LARGEST_EXPONENT = 200.0
 """Of a weight relative to the mean of the others. Past it a tangent bound says nothing, finite or not."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """A number and its standard error."""
-
-    value: float
-    standard_error: float
-
-    @staticmethod
-    def mean(values: Float64[Tensor, " draws"]) -> "Measured":
-        """The mean of independent draws; no error for a single one, or where the mean is infinite."""
-        value, count = float(values.mean()), values.numel()
-        known = count == 1 or math.isinf(value)
-        return Measured(value, 0.0 if known else float(values.std()) / math.sqrt(count))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -489,12 +465,12 @@ def _average(parts: Sequence[Bound], found: Sequence[Bounds]) -> Average:
     errors: dict[int, float] = {}
     for one, part in zip(found, parts, strict=True):  # equal sequences met equal orders: their errors add up
         errors[one.item.key] = errors.get(one.item.key, 0.0) + part.standard_error
-    spreads = [values - values.mean(), values - values.sum() / tokens.sum() * tokens]
-    count = len(parts)
-    single = count < 2 or math.isinf(total)
+    rows, errorless = torch.ones_like(tokens), torch.zeros_like(values)
     by_row, by_token = (
-        None if single else math.sqrt(float(spread.square().sum()) * count / (count - 1)) for spread in spreads
+        None if rate.sampling_error is None or math.isinf(total) else float(rate.sampling_error * below.sum())
+        for below in (rows, tokens)
+        for rate in [Rate.over(values, below, errorless)]
     )
     meaning = next((part.meaning for part in parts if part.stopped != "exact"), parts[0].meaning)
-    order_error = math.sqrt(sum(error**2 for error in errors.values()))
-    return Average(parts[0].quantity, meaning, count, int(tokens.sum()), total, order_error, by_row, by_token)
+    order_error = sum_errors(list(errors.values()))
+    return Average(parts[0].quantity, meaning, len(parts), int(tokens.sum()), total, order_error, by_row, by_token)

@@ -355,7 +355,9 @@ class Runner:
 
     def choice(self, size: float) -> Choice:
         """Where it stands."""
-        nats, error = (math.inf, 0.0) if self.impossible else (float(self.values.mean()), _standard_error(self.values))
+        nats, error = (
+            (math.inf, 0.0) if self.impossible else (float(self.values.mean()), float(standard_error(self.values)))
+        )
         return Choice(nats, error, size, self.cost, len(self.values))
 
     def go(self, shared: Numbers, replicates: range) -> "Conversation[Runner]":
@@ -491,7 +493,9 @@ class Field:
             return math.inf, 0.0
         leader, second = self.scores(runners, ranking[:2])
         lead = second - leader
-        return max(0.0, float(lead.mean())), _standard_error(lead)  # a second that is out may have been ahead by luck
+        return max(0.0, float(lead.mean())), float(
+            standard_error(lead)
+        )  # a second that is out may have been ahead by luck
 
 
 def _evidence(scores: Scores, exact: Bool[Tensor, " choices"]) -> Float64[Tensor, "choices choices"]:
@@ -521,8 +525,3 @@ def _needed(count: int, log_e: float) -> float:
     shrink = 1 + count * SPREAD
     ratio = math.exp(2 / count * (log_e - math.log(2) + math.log(shrink) / 2))
     return math.sqrt((count - 1) * (ratio - 1) / (1 - ratio / shrink)) if ratio < shrink else math.inf
-
-
-def _standard_error(replicates: Float64[Tensor, " replicates"]) -> float:
-    count = len(replicates)
-    return 0.0 if count == 1 else float(replicates.std()) / math.sqrt(count)

@@ -26,7 +26,8 @@ from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
 from infodis.plotting import load_pyplot
 from infodis.predictor import Predictor
-from infodis.quantities.bounds import Bounds, Measured, Plan, bound_items
+from infodis.quantities.bounds import Bounds, Plan, bound_items
+from infodis.result import Measured, sum_errors
 from infodis.rng import stream, uniforms
 
 SHARES = 5
@@ -184,7 +185,7 @@ def _over_tokens(figures: list[Measured], bounds: list[Bounds]) -> Measured:
     for figure, one in zip(figures, bounds, strict=True):
         errors[one.item.key] = errors.get(one.item.key, 0.0) + figure.standard_error / one.tokens
     value = sum(figure.value / one.tokens for figure, one in zip(figures, bounds, strict=True)) / len(bounds)
-    return Measured(value, math.sqrt(sum(error**2 for error in errors.values())) / len(bounds))
+    return Measured(value, sum_errors(list(errors.values())) / len(bounds))
 
 
 def _cell(found: Circulations, column: int, line: int) -> Cell:

@@ -19,11 +19,12 @@ from infodis.batching import Batching, run
 from infodis.control import Control, Neighbours
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
-from infodis.estimate import Replicated, Request, Stopped, check_seed, error_of_mean
+from infodis.estimate import Request, check_seed
 from infodis.item import Item, Positions, as_positions, as_sequence
 from infodis.observe import Asker
 from infodis.predictor import Predictor
 from infodis.quantities.ratio import Comparison, Ratio, Side
+from infodis.result import Replicated, Stopped, standard_error
 from infodis.rng import stream, uniforms
 
 DEFAULT_EVALUATIONS = 1024
@@ -120,7 +121,7 @@ class Influence:
     @property
     def standard_error(self) -> Float64[Tensor, "target context"]:
         """Of `value`, from the spread of the replicates; 0 if everything was enumerated."""
-        return error_of_mean(self.effects)
+        return standard_error(self.effects)
 
     @property
     def per_token(self) -> Float64[Tensor, " target"]:
@@ -130,7 +131,7 @@ class Influence:
     @property
     def per_token_error(self) -> Float64[Tensor, " target"]:
         """Standard errors of `per_token`."""
-        return error_of_mean(self.credits)
+        return standard_error(self.credits)
 
     @property
     def nll(self) -> Information:

@@ -27,7 +27,7 @@ from torch import Tensor
 from infodis.batching import Batching, converse
 from infodis.design import LONGEST_ENUMERATION, Enumerate, Layout, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
-from infodis.estimate import Request, Stopped, Tokens, check_seed, read_items
+from infodis.estimate import Request, Tokens, check_seed, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
 from infodis.plotting import load_pyplot
@@ -36,6 +36,7 @@ from infodis.quantities.influence import Influence as Influence
 from infodis.quantities.influence import Information as Information
 from infodis.quantities.influence import influence as influence
 from infodis.quantities.influence import mutual_information as mutual_information
+from infodis.result import Rate, Stopped, standard_error
 from infodis.rng import key, stream, uniforms
 
 DEFAULT_EVALUATIONS = 64
@@ -111,29 +112,6 @@ def visible_shares(tokens: int, levels: Float64[Tensor, " levels"]) -> Float64[T
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Band:
-    """Nats per token over a data set, one number or many, and how sure they are."""
-
-    value: Float64[Tensor, "*shape"]
-    monte_carlo_error: Float64[Tensor, "*shape"]
-    """Standard error from the masks drawn: what more forward rows would remove."""
-    sampling_error: Float64[Tensor, "*shape"] | None
-    """Standard error from texts and masks, as a stand-in for more texts of the same kind; None for a single text."""
-
-    @staticmethod
-    def over(texts: Sequence[Float64[Tensor, "..."]], tokens: Sequence[int]) -> "Band":
-        """Replicates (first axis) of nats per text to nats per token of all texts together."""
-        count, total = len(texts), sum(tokens)
-        means = torch.stack([text.mean(0) for text in texts])
-        noise = sum((text.var(0) / len(text) for text in texts if len(text) > 1), torch.zeros_like(means[0]))
-        value = means.sum(0) / total
-        lengths = torch.tensor(tokens, dtype=torch.float64).view(-1, *[1] * value.ndim)
-        spread = (means - value * lengths).square().sum(0)  # of a ratio of sums
-        sampling = None if count < 2 else (spread * count / (count - 1)).sqrt() / total
-        return Band(value, noise.sqrt() / total, sampling)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
     """The profiles of some texts, and what they add up to. Averages are per token: lengths may differ."""
 
@@ -148,26 +126,26 @@ class Profile:
         return sum(text.evaluations for text in self.texts)
 
     @property
-    def nll(self) -> Band:
-        return self._band([text.nll.replicates for text in self.texts])
+    def nll(self) -> Rate:
+        return self._rate([text.nll.replicates for text in self.texts])
 
     @property
-    def total_correlation(self) -> Band:
-        return self._band([text.total_correlation.replicates for text in self.texts])
+    def total_correlation(self) -> Rate:
+        return self._rate([text.total_correlation.replicates for text in self.texts])
 
     @property
-    def dual_total_correlation(self) -> Band:
-        return self._band([text.dual_total_correlation.replicates for text in self.texts])
+    def dual_total_correlation(self) -> Rate:
+        return self._rate([text.dual_total_correlation.replicates for text in self.texts])
 
-    def curve(self, levels: Iterable[float] | Tensor) -> Band:
+    def curve(self, levels: Iterable[float] | Tensor) -> Rate:
         """I(x_0; x_level) per token: what a text tells about itself when each token is masked with that probability.
 
         At level 0 it is the `nll`, at level 1 it is 0. Unbiased at every level [eq:information-left].
         """
         checked = _checked_shares(levels, name="levels")
-        return self._band([text.curve(checked) for text in self.texts])
+        return self._rate([text.curve(checked) for text in self.texts])
 
-    def at_shares(self, shares: Iterable[float] | Tensor) -> Band:
+    def at_shares(self, shares: Iterable[float] | Tensor) -> Rate:
         """The profile against the share of masked tokens, by groups of sizes: its integral over 0..1 is the `nll`.
 
         Group means are unbiased. Within a group the profile is drawn flat, which it need not be.
@@ -178,7 +156,7 @@ class Profile:
             size = (checked * text.tokens).ceil().long().clamp(min=1)
             group = torch.searchsorted(text.tops, size)
             found.append(text.tokens * text.groups()[:, group])
-        return self._band(found)
+        return self._rate(found)
 
     def surprisals(self) -> Float64[Tensor, " sizes"]:
         """A guess of the mean g(k) for every size k: non-decreasing, between group means and both ends drawn straight.
@@ -203,8 +181,11 @@ class Profile:
         """How many tokens to reveal in each of `steps` sampling steps; see `unmasking_schedule`."""
         return unmasking_schedule(self.surprisals(), steps)
 
-    def _band(self, texts: Sequence[Float64[Tensor, "..."]]) -> Band:
-        return Band.over(texts, [text.tokens for text in self.texts])
+    def _rate(self, texts: Sequence[Float64[Tensor, "..."]]) -> Rate:
+        """Replicates (first axis) of nats per text to nats per token of all texts together."""
+        means = torch.stack([text.mean(0) for text in texts])
+        tokens = torch.tensor([text.tokens for text in self.texts], dtype=torch.float64)
+        return Rate.over(means, tokens, torch.stack([standard_error(text).square() for text in texts]))
 
     def __repr__(self) -> str:
         nll = self.nll
@@ -449,7 +430,7 @@ def draw_curve(profile: Profile, path: Path, *, title: str = "") -> None:
     pyplot.close(figure)
 
 
-def _draw_band(panel: Any, places: Tensor, band: Band, *, colour: str, step: str | None) -> None:
+def _draw_band(panel: Any, places: Tensor, band: Rate, *, colour: str, step: str | None) -> None:
     """A line with what is uncertain because of the masks (dark) and because of texts and masks (light)."""
     bits = band.value / math.log(2)
     style = {} if step is None else {"drawstyle": f"steps-{step}"}

@@ -12,9 +12,10 @@ from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import MaskDesign
 from infodis.errors import InputError
-from infodis.estimate import Estimate, Request, check_seed, estimate_items
+from infodis.estimate import Request, check_seed, estimate_items
 from infodis.item import Item
 from infodis.predictor import Predictor
+from infodis.result import Estimate, Rate
 from infodis.rng import key
 
 TOGETHER = 16
@@ -138,16 +139,16 @@ def window_item(
 
 
 def _add(estimates: list[Estimate]) -> Perplexity:
-    nats = torch.tensor([e.value for e in estimates], dtype=torch.float64)
+    nats, errors = (
+        torch.tensor([getattr(e, name) for e in estimates], dtype=torch.float64) for name in ("value", "standard_error")
+    )
     tokens = torch.tensor([e.target.numel() for e in estimates], dtype=torch.float64)
-    rate = float(nats.sum() / tokens.sum())
-    spread = (nats - rate * tokens).square().sum()  # of a ratio of sums
-    number = len(estimates)
+    rate, total = Rate.over(nats, tokens, errors.square()), float(tokens.sum())
     return Perplexity(
         nats=float(nats.sum()),
-        tokens=int(tokens.sum()),
-        windows=number,
+        tokens=int(total),
+        windows=len(estimates),
         evaluations=sum(e.evaluations for e in estimates),
-        monte_carlo_error=math.sqrt(sum(e.standard_error**2 for e in estimates)),
-        sampling_error=None if number < 2 else math.sqrt(float(spread) * number / (number - 1)),
+        monte_carlo_error=float(rate.monte_carlo_error) * total,
+        sampling_error=None if rate.sampling_error is None else float(rate.sampling_error) * total,
     )

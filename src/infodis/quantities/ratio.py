@@ -22,22 +22,11 @@ from infodis.batching import Batching, converse
 from infodis.control import Control, Neighbours
 from infodis.design import Layout, MaskDesign
 from infodis.errors import InputError
-from infodis.estimate import (
-    CHUNK,
-    WINDOW,
-    Estimate,
-    Replicated,
-    Request,
-    Sample,
-    Stopped,
-    Tokens,
-    check_seed,
-    read_items,
-    settling,
-)
+from infodis.estimate import CHUNK, WINDOW, Request, Sample, Tokens, check_seed, read_items, settling
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation
 from infodis.predictor import Predictor
+from infodis.result import Estimate, Replicated, Stopped
 from infodis.rng import key
 
 Sign = Literal[1, -1]

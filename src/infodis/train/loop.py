@@ -35,6 +35,7 @@ from infodis.models.nets import initialise
 from infodis.models.nets.network import Network
 from infodis.noise.schedule import SCHEDULES
 from infodis.predictor import Predictor
+from infodis.result import standard_error
 from infodis.train import losses as loss
 from infodis.train.config import Config
 from infodis.train.devices import Devices
@@ -304,7 +305,7 @@ class _Run:
             parts = [part.split(self.config.optim.rows) for part in (windows, *noise)]
             rounds.append(torch.cat([self._value(network, *batch) for batch in zip(*parts, strict=True)]).mean())
         values = torch.stack(rounds).double()
-        return float(values.mean()), float(values.std()) / math.sqrt(len(values))
+        return float(values.mean()), float(standard_error(values))
 
     def _value(self, network: nn.Module, tokens: Tensor, *noise: Tensor) -> Tensor:
         device = self.devices.device

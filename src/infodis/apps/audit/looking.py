@@ -13,11 +13,12 @@ from torch import Tensor
 
 from infodis.batching import Batching, converse
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled
-from infodis.estimate import Request, Sample, Stopped, error_of_mean
+from infodis.estimate import Request, Sample
 from infodis.item import Item
 from infodis.models.model import Model
 from infodis.observe import Asker, Conversation
 from infodis.predictor import Predictor
+from infodis.result import Stopped, standard_error
 
 QUARTERS = 4
 """Groups of masks by the share of tokens that they hide."""
@@ -145,11 +146,11 @@ def difference(one: Values, other: Values | None) -> tuple[float, float] | None:
     if other is None or not bool((one.isfinite() & other.isfinite()).all()):
         return None
     gap = one - other
-    return float(gap.mean()), float(error_of_mean(gap))
+    return float(gap.mean()), float(standard_error(gap))
 
 
 def mean_of(values: Values) -> tuple[float, float]:
     """Value and standard error."""
     if not bool(values.isfinite().all()):
         return math.inf, 0.0
-    return float(values.mean()), float(error_of_mean(values))
+    return float(values.mean()), float(standard_error(values))

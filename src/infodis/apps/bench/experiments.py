@@ -29,11 +29,12 @@ from infodis.design import (
     numbers,
 )
 from infodis.errors import InputError
-from infodis.estimate import Estimate, Replicated, Request, estimate_items
+from infodis.estimate import Request, estimate_items
 from infodis.item import Item
 from infodis.oracle import MarkovChain
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
 from infodis.quantities.ratio import Comparison, Ratio, Side, compare
+from infodis.result import Estimate, Replicated
 from infodis.rng import key, stream
 
 DESIGNS: dict[str, MaskDesign] = {

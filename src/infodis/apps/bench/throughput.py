@@ -20,8 +20,9 @@ from torch import Tensor
 from infodis.apps.bench.peers import LladaSampler
 from infodis.design import numbers
 from infodis.errors import InputError
-from infodis.estimate import Estimate, nll
+from infodis.estimate import nll
 from infodis.models.model import Model, load
+from infodis.result import Estimate
 from infodis.rng import seed_global, stream
 
 MASK = 103

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from infodis.errors import InputError, PredictorError
-from infodis.estimate import Estimate
 from infodis.item import Item
 from infodis.jobs.inputs import Reading
 from infodis.jobs.inputs.reading import Part
 from infodis.models.model import Model
 from infodis.quantities.perplexity import Windows, window_item
+from infodis.result import Estimate
 from infodis.rng import key
 
 WINDOW_TOKENS = 1024
