@@ -43,6 +43,7 @@ from infodis.estimate import Request, Tokens, check_seed, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
+from infodis.result import Measured
 from infodis.rng import key, stream
 
 FEWEST = 8
@@ -355,10 +356,8 @@ class Runner:
 
     def choice(self, size: float) -> Choice:
         """Where it stands."""
-        nats, error = (
-            (math.inf, 0.0) if self.impossible else (float(self.values.mean()), float(standard_error(self.values)))
-        )
-        return Choice(nats, error, size, self.cost, len(self.values))
+        found = Measured(math.inf, 0.0) if self.impossible else Measured.mean(self.values)
+        return Choice(found.value, found.standard_error, size, self.cost, len(self.values))
 
     def go(self, shared: Numbers, replicates: range) -> "Conversation[Runner]":
         """The same after some more replicates."""
@@ -492,10 +491,8 @@ class Field:
         if others[0].impossible:
             return math.inf, 0.0
         leader, second = self.scores(runners, ranking[:2])
-        lead = second - leader
-        return max(0.0, float(lead.mean())), float(
-            standard_error(lead)
-        )  # a second that is out may have been ahead by luck
+        lead = Measured.mean(second - leader)
+        return max(0.0, lead.value), lead.standard_error  # a second that is out may have been ahead by luck
 
 
 def _evidence(scores: Scores, exact: Bool[Tensor, " choices"]) -> Float64[Tensor, "choices choices"]:
