@@ -411,7 +411,7 @@ MUTATIONS = (
     Mutation(
         "mixture-of-orders-summed",
         "mixture_nll is -log of the mean over orders, not of their sum",
-        "quantities/bounds.py",
+        "quantities/orders.py",
         "torch.logsumexp(log_likelihood[rest] - cost, dim=1) - math.log(size)",
         "torch.logsumexp(log_likelihood[rest] - cost, dim=1)",
         ("test_bounds.py::test_short_targets_are_exact_against_all_orders",),

@@ -36,7 +36,12 @@ LAYERS = {
         {"cli"},
         {"__main__"},
     ],
-    "quantities": [{"bounds", "ratio", "choose", "perplexity"}, {"consistency", "influence"}, {"information"}],
+    "quantities": [
+        {"orders", "ratio", "choose", "perplexity"},
+        {"bounds", "influence"},
+        {"consistency"},
+        {"information"},
+    ],
     "noise": [{"process", "schedule", "quadrature"}, {"gaussian", "dse"}],
     "models": [{"data", "nets"}, {"checkpoint"}, {"adapters"}, {"model"}, {"doctor"}],
     "apps": [{"report", "bench", "lm_eval"}, {"audit"}, {"reproduce"}],

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from infodis.design import TimeIntegral as TimeIntegral
     from infodis.design import UniformCount as UniformCount
     from infodis.estimate import nll as nll
-    from infodis.estimate import order_nll as order_nll
     from infodis.models.model import load as load
     from infodis.noise.dse import dse_nll as dse_nll
     from infodis.noise.gaussian import gaussian_nll as gaussian_nll
     from infodis.predictor import from_function as from_function
     from infodis.quantities.bounds import bounds as bounds
     from infodis.quantities.choose import choose as choose
+    from infodis.quantities.orders import order_nll as order_nll
     from infodis.quantities.ratio import Ratio as Ratio
     from infodis.quantities.ratio import log_ratio as log_ratio
     from infodis.result import Estimate as Estimate
@@ -44,13 +44,14 @@ _HOMES = {
         *("Enumerate", "Orders", "Pairs", "StratifiedCount", "Tiled"),
         *("TimeFree", "TimeIntegral", "UniformCount"),
     ),
-    "estimate": ("nll", "order_nll"),
+    "estimate": ("nll",),
     "models.model": ("load",),
     "noise.dse": ("dse_nll",),
     "noise.gaussian": ("gaussian_nll",),
     "predictor": ("from_function",),
     "quantities.bounds": ("bounds",),
     "quantities.choose": ("choose",),
+    "quantities.orders": ("order_nll",),
     "quantities.ratio": ("Ratio", "log_ratio"),
     "result": ("Estimate",),
 }

@@ -15,7 +15,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from infodis.auto import Auto
-from infodis.batching import Batching, converse, run
+from infodis.batching import Batching, converse
 from infodis.control import Control, Neighbours, fold_bounds, neighbour_maps, predict
 from infodis.design import (
     FEWEST_REPLICATES,
@@ -27,9 +27,9 @@ from infodis.design import (
     numbers_of,
 )
 from infodis.errors import InputError
-from infodis.item import Item, Positions, all_known, as_sequence
+from infodis.item import Item, Positions, all_known
 from infodis.observe import Asker, Conversation, Observations
-from infodis.predictor import Predictor, gather_surprisal
+from infodis.predictor import Predictor
 from infodis.result import Estimate, Stopped, standard_error, stein_factor
 
 DEFAULT_EVALUATIONS = 128
@@ -500,97 +500,3 @@ class Sample:
                 self.items, self.seen.cost.tolist(), *self.combine(first), strict=True
             )
         ]
-
-
-def order_nll(
-    predictor: Predictor,
-    tokens: Iterable[int] | Tensor,
-    *,
-    order: str | Sequence[int] | Tensor = "left-to-right",
-    target: Positions | None = None,
-    context: Positions | None = None,
-    batch_size: int | None = None,
-) -> Estimate:
-    """The chain rule along one reveal order [eq:order-nll]: exactly -log p for a model that generates in that order.
-
-    `order` is left-to-right, right-to-left, most-confident-first, or the target positions as they are revealed. It
-    takes one forward row per target position, all at once; only most-confident-first takes them one after another,
-    since each reveal (the masked position whose likeliest token is most probable) decides the next.
-
-    >>> from infodis import oracle
-    >>> coin = oracle.Independent(torch.tensor([0.25, 0.75]))
-    >>> round(order_nll(coin, [1, 1, 0], order=[2, 0, 1]).value, 6)
-    1.961659
-    """
-    item = Item.read(tokens, target=target, context=context)
-    item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
-    batching = Batching(Request(batch_size=batch_size).batch_size)
-    asker = Asker.of(predictor, [item])
-    if isinstance(order, str) and order == "most-confident-first":
-        found, spent = confident_credits(predictor, [item])
-        credits, evaluations, turns = found[0, item.target], int(spent), ()
-    else:
-        turn = _turns(item, order)
-        steps = torch.arange(item.target.numel()).unsqueeze(-1)
-        surprisal = run(asker.ask(torch.zeros(len(steps), dtype=torch.int64), turn >= steps), batching)
-        credits, evaluations = surprisal.gather(0, turn.unsqueeze(0)).squeeze(0), len(steps)
-        turns = tuple(turn.tolist())
-    return Estimate(
-        quantity="order_nll",
-        replicates=credits.sum().reshape(1),
-        evaluations=evaluations,
-        seed=0,
-        stopped="exact",
-        per_token=credits,
-        per_token_error=torch.zeros_like(credits),
-        target=item.target,
-        design=order if isinstance(order, str) else "given order",
-        control=None,
-        identity=(item.key, *turns),
-        seeds=frozenset(),
-    )
-
-
-def _turns(item: Item, order: str | Sequence[int] | Tensor) -> Int[Tensor, " target"]:
-    """For every target position the step at which it is revealed."""
-    count = item.target.numel()
-    if isinstance(order, str):
-        if order not in ("left-to-right", "right-to-left"):
-            raise InputError(
-                "order must be left-to-right, right-to-left, most-confident-first or a list of positions, "
-                f"got {order!r}."
-            )
-        steps = torch.arange(count)
-        return steps if order == "left-to-right" else count - 1 - steps
-    given = as_sequence(order)
-    if given.shape != (count,) or not torch.equal(given.sort().values, item.target):
-        raise InputError(f"order must list each of the {count} target positions once, got {given.tolist()}.")
-    return torch.searchsorted(item.target, given).argsort()
-
-
-@torch.no_grad()
-def confident_credits(
-    predictor: Predictor, items: Sequence[Item]
-) -> tuple[Float64[Tensor, "items length"], Int[Tensor, " items"]]:
-    """Reveal the most certain target position of items of one length, again and again, most-confident-first.
-
-    Returns what every position cost, and how many rows every item took. An item stops at a probability of zero: nothing
-    is conditional on what cannot happen.
-    """
-    tokens, hidden = (torch.stack([getattr(item, name) for item in items]) for name in ("clean", "hidden"))
-    wanted = torch.zeros_like(hidden)
-    for row, item in zip(wanted, items, strict=True):
-        row[item.target] = True
-    hidden = hidden | wanted
-    credits = torch.zeros(hidden.shape, dtype=torch.float64)
-    evaluations = torch.zeros(len(items), dtype=torch.int64)
-    while (going := ((hidden & wanted).any(1) & credits.isfinite().all(1)).nonzero().squeeze(1)).numel():
-        asked, clean = hidden[going], tokens[going]
-        answer = predictor.log_conditionals(torch.where(asked, predictor.mask_token, clean))
-        surprisal = gather_surprisal(answer, clean, asked, vocab_size=predictor.vocab_size).cpu().double()
-        confidence = torch.where(asked & wanted[going], answer.max(-1).values.cpu().double(), -math.inf)
-        chosen = confidence.argmax(1, keepdim=True)
-        credits[going] = credits[going].scatter(1, chosen, surprisal.gather(1, chosen))
-        evaluations[going] += 1
-        hidden[going] = asked.scatter(1, chosen, False)
-    return credits, evaluations

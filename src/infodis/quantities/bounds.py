@@ -13,27 +13,24 @@ than the orders would, all orders are summed and everything is exact.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.batching import Batching, converse
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, confident_credits, read_items
+from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
+from infodis.quantities.orders import all_masks, draw_turns, follow, in_lockstep, most_confident_credits, sum_orders
 from infodis.result import Measured, Rate, Replicated, sum_errors
-from infodis.rng import stream
 
 TOGETHER = 16
 """Sequences worked on at a time: enough to fill batches, few enough to show progress."""
-
-DISTRIBUTIONS = 2**24
-"""Probabilities (rows x length x vocabulary) held at a time to find the most confident position."""
 
 LARGEST_EXPONENT = 200.0
 """Of a weight relative to the mean of the others. Past it a tangent bound says nothing, finite or not."""
@@ -266,7 +263,7 @@ def _sampled(asker: Asker, item: Item, plan: Plan, confident: Bound, seed: int) 
 def _exact(asker: Asker, item: Item, confident: Bound, seed: int) -> Conversation[Bounds]:
     """Bounds from all masks, which hold all orders."""
     length = item.target.numel()
-    masked = _subsets(length)[1:]
+    masked = all_masks(length)[1:]
     answer = yield from asker.ask(torch.zeros(len(masked), dtype=torch.int64), masked)
     mean, deviation, mixture = sum_orders(answer)
     steps = torch.arange(length)
@@ -293,36 +290,6 @@ def _single(order: str, value: Float64[Tensor, " one"], evaluations: int, seed: 
     """The chain rule along one order [eq:order-nll]."""
     name = f"order_nll_{order.replace('-', '_')}"
     return Bound(name, value, evaluations, seed, "exact", f"chain rule {order}; no bound")
-
-
-def draw_turns(item: Item, orders: int, *, seed: int) -> Int[Tensor, "orders target"]:
-    """Independent uniform orders, each from its own stream: for every target position the step that reveals it."""
-    length = item.target.numel()
-    return torch.stack(
-        [torch.randperm(length, generator=stream(seed, item.key, "order", number)) for number in range(orders)]
-    )
-
-
-def follow(
-    asker: Asker, turns: Int[Tensor, "orders target"], seen: Observations
-) -> Conversation[tuple[Float64[Tensor, " orders"], Observations]]:
-    """The order_nll of some orders of a single item, a few orders at a time, and what was seen [eq:order-nll]."""
-    length = turns.shape[1]
-    costs = []
-    for block in turns.split(max(1, CHUNK // length**2)):
-        masked = block.unsqueeze(1) >= torch.arange(length).unsqueeze(-1)
-        seen = yield from seen.extend(asker, masked.flatten(0, 1).unsqueeze(0))
-        surprisal = seen.surprisal[0, -len(block) * length :].unflatten(0, (len(block), length))
-        costs.append(surprisal.gather(1, block.unsqueeze(1)).squeeze(1).sum(-1))
-        seen = _remembered(seen)
-    return torch.cat(costs), seen
-
-
-def _remembered(seen: Observations) -> Observations:
-    """All rows while they are few; of many only the first, fully masked one: long targets share hardly any other."""
-    if seen.masked.numel() <= CHUNK:
-        return seen
-    return Observations(seen.masked[:, :1], seen.surprisal[:, :1], seen.cost)
 
 
 def _certain(replicates: Float64[Tensor, " replicates"], costs: Float64[Tensor, " orders"]) -> Tensor:
@@ -374,55 +341,17 @@ def _spread(costs: Float64[Tensor, " orders"]) -> Measured:
     return Measured(deviation, variance.standard_error / (2 * deviation) if deviation else 0.0)
 
 
-def _subsets(length: int) -> Bool[Tensor, "subsets length"]:
-    """All subsets of some positions; bit i of a subset's number says whether it holds position i."""
-    return (torch.arange(2**length).unsqueeze(-1) >> torch.arange(length)) & 1 == 1
-
-
-def sum_orders(surprisal: Float64[Tensor, "masks target"]) -> tuple[float, float, float]:
-    """Mean and standard deviation of order_nll over all orders, and mixture_nll, from the surprisals of all masks.
-
-    Not order by order, of which there are m!, but mask by mask, from small masks to large ones: what is left to reveal
-    after i is an order of the mask without i.
-    """
-    length = surprisal.shape[1]
-    masks = _subsets(length)
-    mean, variance, log_likelihood = torch.zeros(3, 2**length, dtype=torch.float64)
-    for size in range(1, length + 1):
-        numbers = (masks.sum(-1) == size).nonzero().squeeze(1)
-        position = masks[numbers].nonzero()[:, 1].view(-1, size)
-        rest = numbers.unsqueeze(1) - 2**position
-        cost = surprisal[numbers - 1].gather(1, position)
-        whole = cost + mean[rest]
-        mean[numbers] = whole.mean(1)
-        variance[numbers] = variance[rest].mean(1) + whole.var(1, correction=0)
-        log_likelihood[numbers] = torch.logsumexp(log_likelihood[rest] - cost, dim=1) - math.log(size)
-    deviation = math.inf if mean[-1].isinf() else math.sqrt(float(variance[-1]))
-    return float(mean[-1]), deviation, -float(log_likelihood[-1])
-
-
 def most_confident_first(predictor: Predictor, items: Sequence[Item], *, batch_size: int | None = None) -> list[Bound]:
     """The chain rule along the order that reveals the most certain position first, for many items in step."""
     found: dict[int, Bound] = {}
-    for numbers in _lockstep(items, predictor.vocab_size, batch_size):
+    for numbers in in_lockstep(items, predictor.vocab_size, batch_size):
         for number, bound in zip(numbers, _confident(predictor, [items[n] for n in numbers]), strict=True):
             found[number] = bound
     return [found[number] for number in range(len(items))]
 
 
-def _lockstep(items: Sequence[Item], vocab_size: int, batch_size: int | None) -> Iterator[list[int]]:
-    """Numbers of items of one length, as many as may be asked about at a time."""
-    lengths: dict[int, list[int]] = {}
-    for number, item in enumerate(items):
-        lengths.setdefault(item.length, []).append(number)
-    for length, members in lengths.items():
-        step = max(1, min(DISTRIBUTIONS // (length * vocab_size), batch_size or len(members)))
-        for start in range(0, len(members), step):
-            yield members[start : start + step]
-
-
 def _confident(predictor: Predictor, items: list[Item]) -> list[Bound]:
-    credits, evaluations = confident_credits(predictor, items)
+    credits, evaluations = most_confident_credits(predictor, items)
     return [
         _single("most-confident-first", cost.reshape(1), int(spent), 0)
         for cost, spent in zip(credits.sum(1), evaluations, strict=True)
