@@ -21,12 +21,13 @@ from infodis.errors import InputError
 from infodis.files import UNFINISHED, locked
 from infodis.models import checkpoint
 from infodis.models.model import load, locate
+from infodis.models.nets import RADD, Shape, initialise
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
 from infodis.train import TrainingError, read_config, train
 from infodis.train import losses as loss
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig
-from infodis.train.loop import LOCK, _check_shares
+from infodis.train.loop import LOCK, _check_shares, _optimizers
 
 CHAIN = MarkovChain.random(order=1, vocab_size=4, temperature=0.2)
 
@@ -86,6 +87,11 @@ def prepare(directory: Path, *, network="radd", loss="k-dce", steps=14, log_ever
     return path
 
 
+def with_optimizer(path: Path, name: str) -> Path:
+    path.write_text(path.read_text().replace("[optim]", f'[optim]\noptimizer = "{name}"'))
+    return path
+
+
 def run(path: Path, out: Path, *, resume: bool = False, watcher=None) -> Path:
     return train(read_config(path), out, base=path.parent, resume=resume, watcher=watcher or Silent())
 
@@ -119,15 +125,16 @@ def test_learns_a_chain(tmp_path):
     assert mine > exact - 0.02
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+@pytest.fixture(scope="module", params=["adamw"])
+def whole(tmp_path_factory, request):
     """A run that nobody killed, which reports every fourth step and saves every third."""
     directory = tmp_path_factory.mktemp("whole")
-    path = prepare(directory, steps=14, log_every=4)
+    path = with_optimizer(prepare(directory, steps=14, log_every=4), request.param)
     run(path, directory / "run")
     return path, directory / "run"
 
 
+@pytest.mark.parametrize("whole", ["adamw", "muon"], indirect=True)
 def test_resumed_after_any_step_it_goes_on_with_the_same_losses(whole, tmp_path, monkeypatch):
     """Stopped by an error before each step in turn; reports between checkpoints average over both lives of the run."""
     path, reference = whole
@@ -151,7 +158,11 @@ def test_resumed_after_any_step_it_goes_on_with_the_same_losses(whole, tmp_path,
             assert (out / "step-00000014" / name).read_bytes() == (reference / "step-00000014" / name).read_bytes()
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize(
+    ("whole", "moment"),
+    [("adamw", 0.0), ("adamw", 0.02), ("adamw", 0.05), ("adamw", 0.1), ("muon", 0.02)],
+    indirect=["whole"],
+)
 def test_killed_at_some_moment_it_goes_on_with_the_same_losses(whole, tmp_path, moment):
     """SIGKILL so many seconds after the first checkpoint: in a step, in a validation, while files are written."""
     path, reference = whole
@@ -172,6 +183,42 @@ def test_killed_at_some_moment_it_goes_on_with_the_same_losses(whole, tmp_path, 
     assert not list(out.glob(f"{UNFINISHED}*"))
     for name in ("model.safetensors", "training.safetensors"):
         assert (out / "step-00000014" / name).read_bytes() == (reference / "step-00000014" / name).read_bytes()
+
+
+def test_muon_steps_are_orthogonal_inside_blocks_and_adamw_elsewhere():
+    """The first step: singular values near one (but the tiniest), times rate and AdamW's scale; elsewhere the rate."""
+    network = RADD(4, Shape(16, 1, 2))
+    initialise(network, generator=stream(0, "weights"))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    for parameter in network.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=stream(1, "gradient"))
+    for optimizer in _optimizers(network, OptimConfig(optimizer="muon", learning_rate=0.01)):
+        optimizer.step()
+    for name, after in network.state_dict().items():
+        moved = (after - before[name]).abs()
+        if name.startswith("blocks.") and after.ndim == 2:
+            scale = 0.01 * 0.2 * max(after.shape) ** 0.5
+            found = torch.linalg.svdvals(after - before[name]) / scale
+            assert found.median() > 0.6, name
+            assert found.max() < 1.3, name
+        else:
+            torch.testing.assert_close(moved, torch.full_like(moved, 0.01), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("first", "second"), [("adamw", "muon"), ("muon", "adamw")])
+def test_a_run_keeps_its_optimizer(tmp_path, first, second):
+    path = with_optimizer(prepare(tmp_path, steps=3), first)
+    run(path, tmp_path / "run")
+    path.write_text(path.read_text().replace(f'"{first}"', f'"{second}"').replace("steps = 3", "steps = 5"))
+    with pytest.raises(InputError, match=f"with its own optimizer; .*step-00000003 was not trained with {second}"):
+        run(path, tmp_path / "run", resume=True)
+
+
+def test_muon_needs_a_torch_that_has_it(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    path = with_optimizer(prepare(tmp_path), "muon")
+    with pytest.raises(InputError, match=r"needs torch 2\.9 or newer, got .* use .adamw."):
+        run(path, tmp_path / "run")
 
 
 def test_two_processes_go_through_the_same_losses(tmp_path):

@@ -94,6 +94,8 @@ class OptimConfig:
     """Sequences per step, over all devices."""
     micro_batch: int | None = None
     """Sequences per forward pass; the gradients of batch / micro_batch passes are added up."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Muon moves the matrices inside blocks, AdamW the rest."""
     learning_rate: float = 1e-3
     warmup: int = 200
     final_rate: float = 0.0

@@ -37,7 +37,7 @@ from infodis.noise.schedule import SCHEDULES
 from infodis.predictor import Predictor
 from infodis.result import standard_error
 from infodis.train import losses as loss
-from infodis.train.config import Config
+from infodis.train.config import Config, OptimConfig
 from infodis.train.devices import Devices
 
 METRICS, SETTINGS, STATE = "metrics.jsonl", "settings.json", "training.safetensors"
@@ -45,6 +45,8 @@ DATA, BOARD, LOCK = "data", "tensorboard", ".infodis-train.lock"
 CHECKPOINTS = "step-" + 8 * "[0-9]"
 NAMES = (POINTER, METRICS, SETTINGS, DATA, BOARD, CHECKPOINTS)
 """What a run writes to its directory, as patterns."""
+REMEMBERED = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",)}
+"""What an optimizer knows about a parameter."""
 
 
 class TrainingError(InfodisError):
@@ -144,7 +146,7 @@ class _Run:
             self._start(base / model.start)
         self.network.to(devices.device)
         self.average = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
-        self.optimizer = _optimizer(self.network, config)
+        self.optimizers = _optimizers(self.network, config.optim)
         objective = devices.wrap(_Objective(self.network, self.loss))
         if config.run.compile:
             objective.compile()
@@ -217,7 +219,7 @@ class _Run:
         """One step of the optimizer: the loss in nats per token and the norm of its gradient."""
         optim, devices = self.config.optim, self.devices
         mine = range(devices.rank, optim.batch // optim.rows, devices.count)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.network.zero_grad(set_to_none=True)
         total = torch.zeros((), device=devices.device)
         for number in mine:
             with devices.accumulating(self.objective, more=number != mine[-1]):
@@ -232,9 +234,10 @@ class _Run:
                 f"The last good checkpoint is {self.out / self.named['last'] if self.named else 'none yet'}. "
                 "Lower optim.learning_rate or optim.clip, and go on with --resume."
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._rate(self.step + 1)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._rate(self.step + 1)
+            optimizer.step()
         self.step += 1
         self._average()
         return nats, norm
@@ -356,12 +359,18 @@ class _Run:
         return about | {"versions": {"infodis": __version__, "torch": torch.__version__}}
 
     def _state(self) -> dict[str, Tensor]:
-        """What a resumed run needs besides the averaged weights: the weights themselves and the optimizer's memory."""
+        """What a resumed run needs besides the averaged weights: the weights and what optimizers remember."""
         state = {f"weights.{name}": value for name, value in self.network.state_dict().items()}
-        for name, parameter in self.network.named_parameters():
-            for key, value in self.optimizer.state[parameter].items():
-                state[f"optimizer.{key}.{name}"] = value
+        for name, parameter, optimizer in self._owned():
+            for key in REMEMBERED[type(optimizer).__name__]:
+                state[f"optimizer.{key}.{name}"] = optimizer.state[parameter][key]
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+    def _owned(self) -> Iterator[tuple[str, nn.Parameter, torch.optim.Optimizer]]:
+        """Every parameter with its name and the optimizer that moves it."""
+        owners = {p: o for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        for name, parameter in self.network.named_parameters():
+            yield name, parameter, owners[parameter]
 
     def _restore(self, pointer: dict[str, Any]) -> None:
         directory = self.out / pointer["last"]
@@ -377,9 +386,16 @@ class _Run:
         state = {name: t.to(device) for name, t in checkpoint.read_weights(directory / STATE).items()}
         weights = {name.removeprefix("weights."): t for name, t in state.items() if name.startswith("weights.")}
         checkpoint.set_weights(self.network, weights, where=directory / STATE)
-        for name, parameter in self.network.named_parameters():
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            self.optimizer.state[parameter] = {key: state[f"optimizer.{key}.{name}"] for key in keys}
+        try:
+            for name, parameter, optimizer in self._owned():
+                keys = REMEMBERED[type(optimizer).__name__]
+                optimizer.state[parameter] = {key: state[f"optimizer.{key}.{name}"] for key in keys}
+        except KeyError as error:
+            raise InputError(
+                f"A run must be resumed with its own optimizer; {directory} was not trained with "
+                f"{self.config.optim.optimizer}. Set optim.optimizer back, or begin a new run with its weights "
+                "(model.start)."
+            ) from error
         self.step = pointer["step"]
         total, taken = pointer.get("since_report", (0.0, 0))
         self.since_report = (float(total), int(taken))
@@ -466,13 +482,27 @@ def _loss_of(config: Config, teacher: Predictor | None) -> loss.Loss:
     return loss.Taught(found, teacher)
 
 
-def _optimizer(network: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """AdamW; only matrices decay."""
-    optim = config.optim
-    matrices = [p for p in network.parameters() if p.ndim >= 2]
-    others = [p for p in network.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), fused=True)
+def _optimizers(network: nn.Module, optim: OptimConfig) -> list[torch.optim.Optimizer]:
+    """AdamW, where only matrices decay; or Muon for the matrices inside blocks, and AdamW for everything else."""
+    named = dict(network.named_parameters())
+    matrices = [name for name, p in named.items() if name.startswith("blocks.") and p.ndim == 2]
+    inner = [named.pop(name) for name in matrices] if optim.optimizer == "muon" else []
+    groups = [
+        {"params": [p for p in named.values() if p.ndim >= 2], "weight_decay": optim.weight_decay},
+        {"params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), fused=True)
+    return [adamw, _muon(inner, optim)] if inner else [adamw]
+
+
+def _muon(matrices: list[nn.Parameter], optim: OptimConfig) -> torch.optim.Optimizer:
+    """Updates are scaled to be as large as AdamW's, so that both share a learning rate."""
+    kind = getattr(torch.optim, "Muon", None)
+    if kind is None:
+        raise InputError(
+            f'optim.optimizer = "muon" needs torch 2.9 or newer, got {torch.__version__}. Upgrade it, or use "adamw".'
+        )
+    return kind(matrices, lr=optim.learning_rate, weight_decay=optim.weight_decay, adjust_lr_fn="match_rms_adamw")
 
 
 class _Metrics:
