@@ -11,7 +11,6 @@ import typer
 from typer.testing import CliRunner
 
 import infodis
-from infodis.apps.bench.problems import Perturbed, Tabulated
 from infodis.batching import run
 from infodis.cli.bounds import bounds as command
 from infodis.errors import InputError
@@ -29,6 +28,7 @@ from infodis.quantities.bounds import (
     tangent_point,
 )
 from infodis.rng import stream
+from infodis.testing import Perturbed, Tabulated
 
 CHAIN = MarkovChain.random(order=1, vocab_size=3, temperature=0.5, seed=0)
 NOISY = Perturbed(CHAIN, scale=1.0)

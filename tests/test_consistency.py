@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from infodis.apps.bench.problems import Perturbed, Tabulated
 from infodis.batching import run
 from infodis.errors import InputError
 from infodis.item import Item
@@ -16,6 +15,7 @@ from infodis.predictor import Counting, Tempered, from_function
 from infodis.quantities.bounds import bounds
 from infodis.quantities.consistency import Circulations, Consistency, _draw_pairs, audit, circulating, draw_heat_map
 from infodis.rng import stream
+from infodis.testing import Perturbed, Tabulated
 
 CHAIN = MarkovChain.random(order=1, vocab_size=3, temperature=0.5, seed=0)
 NOISY = Perturbed(CHAIN, scale=1.0)

@@ -6,13 +6,14 @@ import torch
 
 import infodis
 from infodis.apps.bench.experiments import measure
-from infodis.apps.bench.problems import Perturbed, chain_problem
+from infodis.apps.bench.problems import chain_problem
 from infodis.control import Neighbours, Positions, _neighbours, fold_bounds, neighbour_maps, predict
 from infodis.design import Layout, Orders, StratifiedCount, Tiled, TimeFree, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
+from infodis.testing import Perturbed
 
 
 def every_mask(length: int) -> tuple[torch.Tensor, torch.Tensor]:

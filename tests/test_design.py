@@ -3,7 +3,7 @@ import re
 
 import pytest
 import torch
-from laws import ALL_DESIGNS, RANDOM_DESIGNS, certificate, violation
+from laws import ALL_DESIGNS, RANDOM_DESIGNS
 
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
 from infodis.auto import Auto
@@ -23,6 +23,7 @@ from infodis.design import (
 )
 from infodis.errors import InputError
 from infodis.rng import stream
+from infodis.testing import certificate, certificate_error
 
 
 def rows_for(design: MaskDesign, length: int) -> int:
@@ -36,7 +37,7 @@ def rows_for(design: MaskDesign, length: int) -> int:
 @pytest.mark.parametrize("design", RANDOM_DESIGNS, ids=repr)
 def test_certificate_against_enumeration(design, length):
     rows = 2 if isinstance(design, Pairs) else rows_for(design, length)
-    assert violation(design, length, rows) < 1e-9
+    assert certificate_error(design, length, rows) < 1e-9
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 7])
@@ -78,11 +79,11 @@ class DroppedWeight(MaskDesign):
     ids=["no full mask", "dropped weight", "rounded strata 6/4", "rounded strata 4/8"],
 )
 def test_negative_controls_fail_the_certificate(wrong, length, rows):
-    assert violation(wrong, length, rows) > 0.05
+    assert certificate_error(wrong, length, rows) > 0.05
 
 
 def test_llada_sampler_is_right_where_the_batch_divides_the_length():
-    assert violation(LladaSampler(batch=2), 4, 2) < 1e-9
+    assert certificate_error(LladaSampler(batch=2), 4, 2) < 1e-9
 
 
 @pytest.mark.parametrize("design", RANDOM_DESIGNS, ids=repr)

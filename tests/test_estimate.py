@@ -12,7 +12,7 @@ from laws import ALL_DESIGNS
 import infodis
 from infodis.apps.bench.experiments import measure, run_many
 from infodis.apps.bench.peers import PaperSampler
-from infodis.apps.bench.problems import Perturbed, Problem, Tabulated, chain_problem, random_network, random_problem
+from infodis.apps.bench.problems import Problem, chain_problem, random_network, random_problem
 from infodis.auto import Auto
 from infodis.control import Neighbours, Positions
 from infodis.design import Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, TimeIntegral, UniformCount
@@ -24,6 +24,7 @@ from infodis.predictor import Counting, from_function
 from infodis.quantities.influence import Information
 from infodis.result import Measured, standard_error
 from infodis.rng import stream
+from infodis.testing import Perturbed, Tabulated
 
 CHAIN = MarkovChain.random(order=4, vocab_size=4, temperature=0.5, seed=0)
 SHARP = MarkovChain.random(order=4, vocab_size=4, temperature=0.15, seed=0)

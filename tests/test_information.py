@@ -11,7 +11,6 @@ from scipy.integrate import quad
 from typer.testing import CliRunner
 
 import infodis
-from infodis.apps.bench.problems import Perturbed, Tabulated
 from infodis.batching import Batching, converse
 from infodis.cli.curve import curve
 from infodis.design import Enumerate, MaskDesign, Tiled, UniformCount
@@ -25,6 +24,7 @@ from infodis.quantities import information
 from infodis.quantities.influence import influence, mutual_information
 from infodis.quantities.information import profile, unmasking_cost, unmasking_schedule, visible_shares
 from infodis.rng import stream, uniforms
+from infodis.testing import Perturbed, Tabulated
 
 DNA = Table.dna(0)
 CHAIN = MarkovChain.random(order=2, vocab_size=4, temperature=0.15, seed=0)

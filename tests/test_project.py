@@ -27,7 +27,7 @@ LAYERS = {
         {"observe", "oracle"},
         {"batching"},
         {"estimate"},
-        {"quantities"},
+        {"quantities", "testing"},
         {"noise"},
         {"models"},
         {"train", "sampling"},

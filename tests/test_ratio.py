@@ -7,7 +7,6 @@ import torch
 
 import infodis
 from infodis.apps.bench.experiments import coupling
-from infodis.apps.bench.problems import Perturbed, Tabulated
 from infodis.control import Neighbours
 from infodis.design import Enumerate, Orders, Pairs, StratifiedCount, Tiled, TimeFree, UniformCount
 from infodis.errors import InputError
@@ -17,6 +16,7 @@ from infodis.oracle import MarkovChain, Table
 from infodis.predictor import Counting, Tempered, from_function
 from infodis.quantities.ratio import Comparison, Ratio, Side, compare, margin
 from infodis.rng import stream
+from infodis.testing import Perturbed, Tabulated
 
 CHAIN = MarkovChain.random(order=2, vocab_size=4, temperature=0.3, seed=0)
 X, Y, Z = CHAIN.sample(3, length=18, generator=stream(0, "ratio"))

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from infodis.apps.bench.problems import Perturbed
 from infodis.apps.report.values import Table as Shown
 from infodis.apps.reproduce import dna, theory
 from infodis.apps.reproduce.catalog import EXPERIMENTS, experiments_named
@@ -30,6 +29,7 @@ from infodis.models.checkpoint import WEIGHTS, Spec, load
 from infodis.models.nets import Shape
 from infodis.oracle import Table
 from infodis.rng import stream
+from infodis.testing import Perturbed
 
 # What is done is kept.
 

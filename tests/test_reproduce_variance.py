@@ -9,7 +9,7 @@ import torch
 
 from infodis import load
 from infodis.apps.bench.experiments import DESIGNS, pairs, ratios, run_many
-from infodis.apps.bench.problems import Tabulated, chain_problem
+from infodis.apps.bench.problems import chain_problem
 from infodis.apps.report import figures
 from infodis.apps.reproduce import lengths, variance
 from infodis.apps.reproduce.experiment import Bench
@@ -35,6 +35,7 @@ from infodis.estimate import Request
 from infodis.item import Item
 from infodis.oracle import Independent
 from infodis.rng import stream, uniforms
+from infodis.testing import Tabulated
 
 TARGET = 10
 

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
-from infodis.apps.bench.problems import Problem, Tabulated
+from infodis.apps.bench.problems import Problem
 from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import (
@@ -36,6 +36,7 @@ from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tok
 from infodis.quantities.ratio import Comparison, Ratio, Side, compare
 from infodis.result import Estimate, Replicated
 from infodis.rng import key, stream
+from infodis.testing import Tabulated
 
 DESIGNS: dict[str, MaskDesign] = {
     "TimeIntegral": TimeIntegral(),

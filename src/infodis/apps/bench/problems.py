@@ -5,53 +5,15 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from infodis.batching import Batching, run
-from infodis.design import Enumerate
-from infodis.errors import InputError
 from infodis.item import Item
 from infodis.models.model import load
-from infodis.observe import Asker
 from infodis.oracle import MarkovChain, Table
-from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens, Wrapper, from_function
+from infodis.predictor import LogConditionals, Predictor, Tokens, from_function
 from infodis.rng import stream
-
-
-@dataclasses.dataclass(frozen=True)
-class Perturbed(Wrapper):
-    """`predictor` with normal noise of standard deviation `scale` on every logit, a fixed function of what is visible.
-
-    Its conditionals no longer agree with each other, as those of a learned network do not. A `power` above 1 raises the
-    size of every number to it: long tails.
-    """
-
-    scale: float = 0.1
-    seed: int = 0
-    power: int = 1
-
-    def log_conditionals(self, tokens: Tokens) -> LogConditionals:
-        clean = self.predictor.log_conditionals(tokens)
-        return torch.log_softmax(clean + self.scale * self._noise(tokens), dim=-1)
-
-    def _noise(self, tokens: Tokens) -> Float64[Tensor, "rows length vocab"]:
-        """Hash (row, position, token) to a normal number: integers wrap around, as the mixing wants."""
-        length = tokens.shape[1]
-        multipliers = torch.randint(2**62, (length,), generator=stream(self.seed, "Perturbed", length)) * 2 + 1
-        row = ((tokens + 1) * multipliers).sum(-1)
-        cell = torch.arange(length * self.vocab_size).view(length, self.vocab_size) + 1
-        mixed = _mix(row[:, None, None] + cell * 0x1E3779B97F4A7C15)
-        uniform = ((mixed >> 11) & (2**53 - 1)).double() / 2**53 + 2.0**-54
-        normal = math.sqrt(2) * torch.erfinv(2 * uniform - 1)
-        return normal * normal.abs() ** (self.power - 1)
-
-
-def _mix(values: Tensor) -> Tensor:
-    """The finaliser of splitmix64, on signed 64-bit integers."""
-    for shift, multiplier in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        values = (values ^ ((values >> shift) & (2 ** (64 - shift) - 1))) * multiplier
-    return values ^ ((values >> 31) & (2**33 - 1))
+from infodis.testing import Perturbed, Tabulated
 
 
 def random_network(length: int, *, vocab_size: int = 4, width: int = 64, seed: int = 0) -> Predictor:
@@ -67,45 +29,6 @@ def random_network(length: int, *, vocab_size: int = 4, width: int = 64, seed: i
         return logits.unflatten(1, (length, vocab_size)).log_softmax(-1)
 
     return from_function(log_conditionals, vocab_size=vocab_size, mask_token=vocab_size)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tabulated(Predictor):
-    """Everything a predictor says about one item: surprisals for all masks of its target, and the exact `nll`."""
-
-    item: Item
-    vocab_size: int
-    mask_token: int
-    table: Float64[Tensor, "masks target"]
-
-    @staticmethod
-    def of(predictor: Predictor, item: Item, *, batch_size: int = 1024) -> "Tabulated":
-        target = item.target.numel()
-        asker = Asker.of(predictor, [item])
-        masked, _ = _enumeration(target)
-        answer = run(asker.ask(torch.zeros(len(masked), dtype=torch.int64), masked), Batching(batch_size))
-        table = torch.cat([torch.zeros(1, target, dtype=torch.float64), answer])
-        return Tabulated(item, predictor.vocab_size, predictor.mask_token, table)
-
-    @property
-    def exact(self) -> float:
-        """The `nll` by enumeration."""
-        return float((_enumeration(self.item.target.numel())[1] * self.table[1:]).sum())
-
-    def log_conditionals(self, tokens: Tokens) -> LogConditionals:
-        raise InputError("A table of surprisals knows the data's tokens only, not whole distributions.")
-
-    def surprisal(self, tokens: Tokens, masked: Masks) -> Surprisals:
-        inside = masked[:, self.item.target]
-        code = (inside * 2 ** torch.arange(inside.shape[1])).sum(-1)
-        return torch.zeros(masked.shape, dtype=torch.float64).index_copy(1, self.item.target, self.table[code])
-
-
-def _enumeration(target: int) -> tuple[Tensor, Tensor]:
-    """All masks of a target and their exact weights."""
-    blank = torch.zeros(1, 1, 1, dtype=torch.float64).expand(1, 2**target - 1, target)
-    masked, weight = Enumerate().masks(blank[..., 0], blank)
-    return masked[0], weight[0]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

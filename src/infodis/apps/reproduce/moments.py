@@ -20,7 +20,6 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
-from infodis.apps.bench.problems import Tabulated
 from infodis.batching import run
 from infodis.design import MaskDesign, StratifiedCount, TimeFree, TimeIntegral, UniformCount
 from infodis.errors import InputError
@@ -28,6 +27,7 @@ from infodis.item import Item
 from infodis.observe import Asker
 from infodis.predictor import Predictor
 from infodis.rng import stream, uniforms
+from infodis.testing import Tabulated
 
 LOWEST = 1e-3
 """Level at which the time integral begins here. From 0 on its variance is infinite; code that trains such models

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infodis.apps.bench.experiments import DESIGNS, pairs, ratios
-from infodis.apps.bench.problems import Tabulated
 from infodis.apps.report import figures, values
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome
 from infodis.apps.reproduce.trials import (
@@ -32,6 +31,7 @@ from infodis.item import Item
 from infodis.models.model import Model
 from infodis.quantities.ratio import Comparison, Ratio, compare, margin
 from infodis.rng import key
+from infodis.testing import Tabulated
 
 PAPER = {5: (8897.08, 62469.41), 10: (4487.38, 29107.21), 15: (3059.97, 20695.61), 20: (2335.12, 16514.72)}
 """Table 1(b): coupled and decoupled by rows, on LLaDA-8B and BeaverTails."""

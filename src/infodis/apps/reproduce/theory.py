@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from infodis.apps.bench.problems import Perturbed
 from infodis.apps.report import values
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.design import Enumerate
@@ -22,6 +21,7 @@ from infodis.noise.process import Absorbing, Process, Uniform
 from infodis.oracle import HiddenMarkov, MarkovChain, Oracle, Table
 from infodis.quantities.ratio import Comparison, Side
 from infodis.rng import stream, uniforms
+from infodis.testing import Perturbed
 
 VOCABULARY, LENGTH = 3, 3
 ALL = 10**6
