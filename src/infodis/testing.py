@@ -18,7 +18,6 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.batching import Batching, run
-from infodis.control import Neighbours
 from infodis.design import Enumerate, Layout, MaskDesign, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
@@ -164,7 +163,7 @@ def _simulated(design: MaskDesign, evaluations: int, runs: int, seed: int) -> tu
     item = Item.read(chain.sample(1, length=10, generator=stream(seed, "check_design"))[0], context=range(2))
     table = Tabulated.of(Perturbed(chain, scale=0.5), item)
     names = [key(item.key, run) for run in range(runs)]
-    found = estimate_items(table, [item] * runs, Request(design, Neighbours(), evaluations), seed=seed, names=names)
+    found = estimate_items(table, [item] * runs, Request(design, None, evaluations), seed=seed, names=names)
     intervals = (estimate.interval(0.95) for estimate in found)
     covered = sum(low - 1e-9 <= table.exact <= high + 1e-9 for low, high in intervals)
     return torch.tensor([estimate.value - table.exact for estimate in found], dtype=torch.float64), covered
