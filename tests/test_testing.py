@@ -34,10 +34,9 @@ def test_wrong_weights_are_caught(wrong, length):
         check_design(wrong, lengths=[length])
 
 
-@pytest.mark.parametrize("wrong", [PaperSampler(), LladaSampler()], ids=["no full mask", "rounded strata"])
-def test_bias_is_caught(wrong):
+def test_bias_is_caught():
     with pytest.raises(AssertionError, match="must be unbiased"):
-        check_design(wrong, lengths=(), runs=1000)
+        check_design(PaperSampler(), lengths=(), runs=500)
 
 
 def test_intervals_that_cover_too_little_are_caught():
