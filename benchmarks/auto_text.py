@@ -12,8 +12,8 @@ from pathlib import Path
 from infodis.design import MaskDesign, Orders, Tiled
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
-from infodis.models.data import opened_text
-from infodis.models.model import load
+from infodis.models.loading import load
+from infodis.models.text_files import opened_text
 from infodis.rng import key
 
 LENGTHS, PROMPT, APART, ROWS, REPEATS = (16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60), 40, 3000, 128, 8

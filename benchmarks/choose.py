@@ -32,8 +32,8 @@ import infodis
 from infodis.batching import Batching, converse
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
-from infodis.models.data import text8_style
 from infodis.models.model import Model
+from infodis.models.tokenizers import text8_style
 from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, RowPredictor, Rows
 from infodis.quantities import choose as racing

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from infodis.models.data import opened_text
+from infodis.models.text_files import opened_text
 
 TEXTS, PROMPT, RESPONSE, APART = 100, 32, 96, 3000
 

@@ -31,8 +31,8 @@ import infodis
 from infodis.apps.bench.peers import LladaSampler
 from infodis.apps.lm_eval.lm_eval import InfodisLM
 from infodis.apps.lm_eval.questions import Place, Reader
-from infodis.models.data import text8_style
 from infodis.models.model import Model
+from infodis.models.tokenizers import text8_style
 from infodis.rng import stream, uniforms
 
 DRAWS, BATCH = 128, 16

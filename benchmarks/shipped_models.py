@@ -14,7 +14,7 @@ from torch import Tensor
 
 import infodis
 from infodis.design import Enumerate
-from infodis.models.data import encode_file
+from infodis.models.text_files import encode_file
 from infodis.oracle import Table
 from infodis.quantities import perplexity
 from infodis.rng import stream

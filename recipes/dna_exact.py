@@ -22,7 +22,7 @@ import torch
 from infodis.design import UniformCount
 from infodis.files import atomic_directory
 from infodis.models import checkpoint
-from infodis.models.model import locate
+from infodis.models.files import locate
 from infodis.rng import stream, uniforms
 from infodis.train.losses import strata
 

@@ -516,7 +516,7 @@ MUTATIONS = (
     Mutation(
         "special-tokens-scored",
         "[CLS] and [SEP] are context",
-        "models/data.py",
+        "models/tokenizers.py",
         "if not added and end > len(prompt)",
         "if added or end > len(prompt)",
         ("test_conformance.py::test_special_tokens_are_context",),
@@ -710,7 +710,7 @@ MUTATIONS = (
     Mutation(
         "model-replaced-while-loading",
         "a hash is of what was loaded",
-        "models/model.py",
+        "models/files.py",
         'raise InputError(f"The model in {self.directory} was changed while it was loaded. Load it again.")',
         "return",
         ("test_model.py::test_a_model_replaced_between_hash_and_load_is_noticed",),

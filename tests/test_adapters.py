@@ -133,7 +133,7 @@ def test_a_foreign_albert_against_a_plain_loop():
     tokens = torch.tensor([vocabulary.index(piece) for piece in ("C", "C", "O")])
     mask = vocabulary.index("[MASK]")
     assert model.mask_token == mask
-    assert any("tokenizer" in note for note in model.opened.notes)  # its type of tokenizer expects other files
+    assert any("tokenizer" in note for note in model.loaded.notes)  # its type of tokenizer expects other files
 
     @torch.no_grad()
     def conditionals(rows):
@@ -255,7 +255,7 @@ def test_dream_begins_with_its_begin_token(tmp_path):
     }
     (tmp_path / "dream" / "tokenizer_config.json").write_text(json.dumps(settings))
     model = infodis.load(tmp_path / "dream")
-    assert not model.opened.notes
+    assert not model.loaded.notes
     row = model.read("abc")
     assert (row.tokens.tolist(), row.target.tolist(), row.context.tolist()) == ([29, 27, 2], [1, 2], [0])
     assert model.network.tokens == 37

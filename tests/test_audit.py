@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from infodis.apps.audit.looking import QUARTERS, Subject, difference, look, mean_of
 from infodis.cli import app
 from infodis.item import Item
-from infodis.models.model import load
+from infodis.models.loading import load
 from infodis.oracle import MarkovChain, Table
 from infodis.rng import stream
 from infodis.train import train

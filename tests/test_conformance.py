@@ -90,7 +90,7 @@ def test_ignored_attention_masks_are_found_and_not_relied_on(tmp_path, monkeypat
     monkeypatch.setattr(kind, "forward", lambda self, *a, attention_mask=None, **k: right(self, *a, **k))
     model = infodis.load(tmp_path)
     assert not model.pads
-    assert "padding leaks" in model.opened.notes[-1]
+    assert "padding leaks" in model.loaded.notes[-1]
     texts = [torch.tensor([9, 10, 11]), torch.tensor([5, 6, 7, 8, 9, 10])]
     together = infodis.nll(model, texts, evaluations=16)
     alone = [infodis.nll(model, text, evaluations=16).value for text in texts]
@@ -131,7 +131,7 @@ def test_special_tokens_are_context(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": 6}))
     doubtful = infodis.load(tmp_path)  # the tokenizer knows best
     assert doubtful.mask_token == 4
-    assert "config.json calls token 6 the mask" in doubtful.opened.notes[0]
+    assert "config.json calls token 6 the mask" in doubtful.loaded.notes[0]
     doubtful.network.mask_token = 6
     wired = dataclasses.replace(doubtful)
     wrong = {f.check: f for f in examine(Patient(wired, [torch.tensor([2, 5, 7, 5, 7, 5, 7, 3])]))}
@@ -147,7 +147,7 @@ def test_unknown_words_are_scored_with_slow_tokenizers(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
     model = infodis.load(tmp_path)
-    assert not model.opened.notes
+    assert not model.loaded.notes
     row = model.read("the dog sat")
     assert (row.tokens.tolist(), row.target.tolist()) == ([2, 5, 0, 7, 3], [1, 2, 3])
     row = model.read("sat on", prompt="the dog cat ")

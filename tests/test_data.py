@@ -9,9 +9,11 @@ import torch
 
 from infodis.errors import InputError
 from infodis.files import UNFINISHED
-from infodis.models import data
-from infodis.models.data import Characters, Subwords, encode_file, open_tokens, tokenizer_from, tokenizer_named
+from infodis.models import text_files
+from infodis.models.text_files import encode_file
+from infodis.models.tokenizers import Characters, Subwords, tokenizer_from, tokenizer_named
 from infodis.rng import stream
+from infodis.train.token_files import open_tokens
 
 TEXT8 = tokenizer_named("text8")
 
@@ -71,7 +73,7 @@ def test_line_ends_belong_to_the_file(tmp_path, monkeypatch):
     source = tmp_path / "lines.txt"
     source.write_text("one two\n\nthree\nfour \n\n")
     for piece in (1, 3, 5, 8, 100):
-        monkeypatch.setattr(data, "PIECE", piece)
+        monkeypatch.setattr(text_files, "PIECE", piece)
         assert TEXT8.decode(encode_file(source, TEXT8).tolist()) == "one two three four "
     source.write_text("AC\nGT\n")
     assert encode_file(source, Characters("ACGT")).tolist() == [0, 1, 2, 3]
@@ -89,7 +91,7 @@ def test_a_damaged_cache_is_made_again(tmp_path):
 
 
 def test_text_is_tokenised_piece_by_piece_and_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "PIECE", 7)
+    monkeypatch.setattr(text_files, "PIECE", 7)
     text = "one two three four five\nsix seven"
     source = tmp_path / "a.txt"
     source.write_text(text)
@@ -160,7 +162,7 @@ def test_bad_files_are_told(tmp_path):
 
 
 def test_an_unknown_character_is_told_with_its_file_and_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "PIECE", 5)
+    monkeypatch.setattr(text_files, "PIECE", 5)
     (tmp_path / "a.txt").write_text("abc def gXi")
     with pytest.raises(InputError, match=r"a\.txt, after 8 characters: .* holds 'X' at character 1"):
         encode_file(tmp_path / "a.txt", TEXT8)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from infodis.cli import app
 from infodis.models.doctor import Patient, examine, patient_of
-from infodis.models.model import load
+from infodis.models.loading import load
 from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, from_function
 from infodis.rng import seed_global, stream

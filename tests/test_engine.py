@@ -26,7 +26,7 @@ from infodis.jobs.local import InProcess, Processes
 from infodis.jobs.rolling import Rolled, Rolling
 from infodis.jobs.run import Plan, run
 from infodis.jobs.summary import PerplexitySummary, Rate
-from infodis.models.data import Characters
+from infodis.models.tokenizers import Characters
 from infodis.quantities.perplexity import Windows
 from infodis.rng import stream
 
@@ -475,8 +475,8 @@ def test_windows_share_the_bytes_of_their_document(tmp_path, name):
     text = "ße€ß€ eß€€"
     path = tmp_path / name
     path.write_text(text if name.endswith("txt") else json.dumps({"text": text}) + "\n", encoding="utf-8")
-    opened = dataclasses.replace(instant().opened, tokenizer=Characters("e ß€"))
-    model = dataclasses.replace(instant(), opened=opened)
+    loaded = dataclasses.replace(instant().loaded, tokenizer=Characters("e ß€"))
+    model = dataclasses.replace(instant(), loaded=loaded)
     found = DocumentsSpec(InputSpec(str(path), 9), Windows(4, 3), None, model)(tmp_path).read(0)
     assert [len(window.item.target) for window in found] == [4, 3, 3]
     assert sum(window.bytes for window in found) == pytest.approx(len(text.encode()))

@@ -264,7 +264,7 @@ def test_commands_refuse_before_the_work(here, words, monkeypatch):
         (here / name).write_text(MINE)
     (here / "scores.jsonl").write_text('{"id": 1, "value": 1.5, "standard_error": 0.5}\n')
     before = content(here)
-    monkeypatch.setattr("infodis.models.model.load", lambda *given, **options: pytest.fail("work was begun"))
+    monkeypatch.setattr("infodis.models.loading.load", lambda *given, **options: pytest.fail("work was begun"))
     monkeypatch.setattr(
         "infodis.apps.bench.experiments.coupling", lambda **options: map(pytest.fail, ["work was begun"])
     )

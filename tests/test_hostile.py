@@ -27,7 +27,7 @@ from infodis.cli.report import read_records
 from infodis.cli.screen import Screen, tame_libraries
 from infodis.errors import InfodisError, InputError, PredictorError
 from infodis.jobs.inputs.places import find
-from infodis.models.model import POINTER, locate
+from infodis.models.files import POINTER, locate
 from infodis.noise.gaussian import gaussian_nll
 from infodis.predictor import from_function
 from infodis.terminal import printable

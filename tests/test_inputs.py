@@ -33,7 +33,7 @@ from infodis.jobs.inputs import (
     source,
 )
 from infodis.jobs.inputs.duplicates import Ids, repeated
-from infodis.models.data import Characters, Subwords
+from infodis.models.tokenizers import Characters, Subwords
 
 REFERENCES = Path(__file__).parent / "references"
 

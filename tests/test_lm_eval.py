@@ -27,10 +27,11 @@ from infodis.apps.lm_eval.questions import Answer, Place, Reader
 from infodis.apps.lm_eval.report import flips
 from infodis.apps.lm_eval.settings import Settings
 from infodis.errors import InputError, PredictorError
-from infodis.models.adapters import Opened
-from infodis.models.data import Characters
+from infodis.models.adapters import LoadedModel
+from infodis.models.files import locate
 from infodis.models.model import Model
 from infodis.models.nets.network import Network
+from infodis.models.tokenizers import Characters
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
 from infodis.settings import UNCOMPARED
@@ -73,7 +74,7 @@ def chain():
 
 
 def as_model(oracle, kind=OracleNetwork):
-    opened = Opened("oracle", kind(oracle), Characters(LETTERS), length=32, limit=None)
+    opened = LoadedModel("oracle", kind(oracle), Characters(LETTERS), length=32, limit=None)
     return Model("oracle", opened, torch.device("cpu"))
 
 
@@ -326,7 +327,7 @@ def test_another_model_has_other_answers(tmp_path, monkeypatch):
     first, _ = scored(tmp_path, monkeypatch)
     copy = tmp_path / "copy"
     copy.mkdir()
-    original = Path(infodis.__file__).parent / "models" / "dna-tiny"
+    original = locate("dna-tiny")
     for file in original.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     lm = InfodisLM(str(copy), cache=str(tmp_path / "cache"), evaluations=16)
@@ -427,7 +428,7 @@ def test_chat_templates_are_not_read_twice(tmp_path):
 def test_begin_tokens_stand_before_a_text():
     """A shifted model says nothing about the first token: where there is no context, a begin token stands there."""
     model = infodis.load(ROOT / "tests" / "references" / "dream", tokenizer=Characters("0123456789"))
-    model = dataclasses.replace(model, opened=dataclasses.replace(model.opened, begin_token=9))
+    model = dataclasses.replace(model, loaded=dataclasses.replace(model.loaded, begin_token=9))
     place = Place("task", 0, 0)
     for added, context, expected in ((False, "", [9, 1, 2]), (False, "3", [3, 1, 2]), (True, "3", [9, 3, 1, 2])):
         item = Reader(model, add_bos_token=added).pair(place, context, "12").item

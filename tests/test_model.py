@@ -15,11 +15,12 @@ from infodis.cli import app
 from infodis.design import Enumerate
 from infodis.errors import InputError
 from infodis.jobs.jobs import ModelSpec
-from infodis.models import checkpoint, model
+from infodis.models import adapters, checkpoint
+from infodis.models.files import locate, shipped
 from infodis.oracle import Table
 from infodis.rng import stream
 
-SHELF = Path(model.__file__).parent / "models"
+SHELF = locate("dna-tiny").parent
 
 
 def test_dna_tiny_knows_the_papers_toy_against_exact():
@@ -44,8 +45,8 @@ def test_text8_tiny_prefers_text():
 
 def test_models_are_small_and_have_cards():
     total = 0
-    assert model.shipped() == ["bits-tiny", "dna-tiny", "text8-tiny"]
-    for name in model.shipped():
+    assert shipped() == ["bits-tiny", "dna-tiny", "text8-tiny"]
+    for name in shipped():
         size = sum(file.stat().st_size for file in (SHELF / name).iterdir())
         assert size < 4e6
         total += size
@@ -98,14 +99,14 @@ def test_weights_are_hashed_once_a_run(copy, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("moment", ["before it is read", "after it is read"])
 def test_a_model_replaced_between_hash_and_load_is_noticed(copy, tmp_path, monkeypatch, moment):
-    plain = model.adapters.open_model
+    plain = adapters.load_model
 
     def replacing(directory, options):
         found = plain(directory, options) if moment == "after it is read" else None
         other_weights(directory)
         return found or plain(directory, options)
 
-    monkeypatch.setattr(model.adapters, "open_model", replacing)
+    monkeypatch.setattr(adapters, "load_model", replacing)
     found = scoring(copy, tmp_path)
     assert isinstance(found.exception, InputError)
     assert "changed while it was loaded" in str(found.exception)

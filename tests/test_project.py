@@ -43,7 +43,14 @@ LAYERS = {
         {"information"},
     ],
     "noise": [{"process", "schedule", "quadrature"}, {"gaussian", "dse"}],
-    "models": [{"data", "nets"}, {"checkpoint"}, {"adapters"}, {"model"}, {"doctor"}],
+    "models": [
+        {"tokenizers", "nets", "chat"},
+        {"options", "text_files", "checkpoint"},
+        {"adapters"},
+        {"files"},
+        {"model"},
+        {"loading", "doctor"},
+    ],
     "apps": [{"report", "bench", "lm_eval"}, {"audit"}, {"reproduce"}],
 }
 """Rooms from the ground up, and those inside of packages: a file imports only what lies below its own."""

@@ -14,7 +14,7 @@ from infodis.apps.reproduce.ratio import Triplets
 from infodis.apps.reproduce.trials import Question, digest, questions, read, triplets
 from infodis.errors import InputError
 from infodis.estimate import nll
-from infodis.models.model import load
+from infodis.models.loading import load
 from infodis.train.config import ModelConfig, OptimConfig
 
 

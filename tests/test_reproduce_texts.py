@@ -37,8 +37,9 @@ from infodis.errors import InputError
 from infodis.estimate import nll
 from infodis.jobs.inputs import Entry
 from infodis.jobs.jobs import ModelSpec
-from infodis.models.data import Characters, text8_style
-from infodis.models.model import Model, load
+from infodis.models.loading import load
+from infodis.models.model import Model
+from infodis.models.tokenizers import Characters, text8_style
 from infodis.rng import stream
 from infodis.sampling import Ancestral
 
@@ -316,7 +317,7 @@ def test_models_that_know_more_than_letters_get_texts_as_they_are(tmp_path):
         (tmp_path / name.file).write_text(ENCYCLOPEDIA, encoding="utf-8")
     small = load("text8-tiny")
     known = Characters("".join(sorted({*ENCYCLOPEDIA, *"".join(LETTERS)})))
-    model = dataclasses.replace(small, opened=dataclasses.replace(small.opened, tokenizer=known))
+    model = dataclasses.replace(small, loaded=dataclasses.replace(small.loaded, tokenizer=known))
     bench = Bench(tmp_path, size="full", data=tmp_path)
     assert [one.name for one in audit_llada.datasets(bench, model, 5)] == ["wikitext", "chinese"]
     (tmp_path / audit_llada.PAIRS.file).write_text(json.dumps(pairs) + "\n", encoding="utf-8")

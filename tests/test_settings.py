@@ -28,11 +28,13 @@ from infodis.jobs.jobs import ModelSpec
 from infodis.jobs.rolling import Rolling
 from infodis.jobs.scores import Score
 from infodis.jobs.store import check_settings
-from infodis.models import checkpoint, model
+from infodis.models import checkpoint
+from infodis.models.files import locate
+from infodis.models.loading import load
 from infodis.quantities.perplexity import Windows
 from infodis.settings import UNCOMPARED, settings_of
 
-SHELF = Path(model.__file__).parent / "models"
+SHELF = locate("dna-tiny").parent
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ VALUES = [
     Attribute(ONE),
     Examine(ONE, reference=ONE),
     InputSpec("rows.jsonl", 16),
-    DocumentsSpec(InputSpec("rows.jsonl", 16), Windows(8), None, model.load("dna-tiny")),
+    DocumentsSpec(InputSpec("rows.jsonl", 16), Windows(8), None, load("dna-tiny")),
 ]
 OTHER = {
     "ModelSpec": {

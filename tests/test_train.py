@@ -20,7 +20,8 @@ from infodis.cli import app
 from infodis.errors import InputError
 from infodis.files import UNFINISHED, locked
 from infodis.models import checkpoint
-from infodis.models.model import load, locate
+from infodis.models.files import locate
+from infodis.models.loading import load
 from infodis.models.nets import RADD, Shape, initialise
 from infodis.oracle import MarkovChain
 from infodis.rng import stream

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infodis.design import TimeIntegral as TimeIntegral
     from infodis.design import UniformCount as UniformCount
     from infodis.estimate import nll as nll
-    from infodis.models.model import load as load
+    from infodis.models.loading import load as load
     from infodis.noise.dse import dse_nll as dse_nll
     from infodis.noise.gaussian import gaussian_nll as gaussian_nll
     from infodis.predictor import from_function as from_function
@@ -45,7 +45,7 @@ _HOMES = {
         *("TimeFree", "TimeIntegral", "UniformCount"),
     ),
     "estimate": ("nll",),
-    "models.model": ("load",),
+    "models.loading": ("load",),
     "noise.dse": ("dse_nll",),
     "noise.gaussian": ("gaussian_nll",),
     "predictor": ("from_function",),

@@ -49,15 +49,13 @@ def bounds(
     """
     from infodis.files import result_file
     from infodis.jobs.inputs import entries
-    from infodis.models.data import tokenizer_named
-    from infodis.models.model import load
+    from infodis.models.loading import load
     from infodis.quantities.bounds import Plan, average, bound_items
     from infodis.quantities.consistency import audit_items, draw_heat_map
 
     plan = Plan(orders, particles)
     check_places(out, plot=plot, reads=[input])
-    words = None if tokenizer is None else tokenizer_named(tokenizer)
-    loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
+    loaded = load(model, device=device, dtype=dtype, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     given = list(entries(input, limit=limit))
     items = [entry.row(loaded, chat=chat_template) for entry in given]
     if not items:

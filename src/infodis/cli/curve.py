@@ -51,13 +51,11 @@ def curve(
     """
     from infodis.files import result_file
     from infodis.jobs.inputs import entries
-    from infodis.models.data import tokenizer_named
-    from infodis.models.model import load
+    from infodis.models.loading import load
     from infodis.quantities import information
 
     check_places(out, plot=plot, reads=[input])
-    words = None if tokenizer is None else tokenizer_named(tokenizer)
-    loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
+    loaded = load(model, device=device, dtype=dtype, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     found = list(entries(input, limit=limit))
     if not found:
         raise InputError(f"{input} holds no texts.")

@@ -27,16 +27,14 @@ def doctor(
     Example: [bold]infodis doctor text8-tiny[/bold]
     """
     from infodis.errors import InputError
-    from infodis.models.data import tokenizer_named
     from infodis.models.doctor import examine, patient_of
-    from infodis.models.model import load
+    from infodis.models.loading import load
 
     if text is not None and not text.is_file():
         raise InputError(f"There is no file {text}.")
-    words = None if tokenizer is None else tokenizer_named(tokenizer)
-    loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
+    loaded = load(model, device=device, dtype=dtype, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     given = [] if text is None else _first_lines(text, 32)
-    table = Table("check", "verdict", "what was found", title=f"{model}, a {loaded.opened.family} model")
+    table = Table("check", "verdict", "what was found", title=f"{model}, a {loaded.loaded.family} model")
     wrong = False
     for finding in examine(patient_of(loaded, given)):
         hint = f"\n{finding.hint}" if finding.verdict != "ok" and finding.hint else ""
@@ -44,7 +42,7 @@ def doctor(
         table.add_row(finding.check, Text(finding.verdict, STYLES[finding.verdict]), detail)
         wrong = wrong or finding.verdict == "wrong"
     console.print(table)
-    for note in loaded.opened.notes:
+    for note in loaded.loaded.notes:
         console.print(f"Note: {note}.")
     if wrong:
         raise typer.Exit(1)
@@ -52,7 +50,7 @@ def doctor(
 
 def _first_lines(path: Path, count: int) -> list[str]:
     """Lines that are not empty; JSONL rows by their text."""
-    from infodis.models.data import texts
+    from infodis.models.text_files import texts
 
     lines = (line for _, piece in texts(path) for line in piece.split("\n") if line.strip())
     return list(itertools.islice(lines, count))

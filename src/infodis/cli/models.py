@@ -13,7 +13,7 @@ from infodis.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infodis.models.data import Tokenizer
+    from infodis.models.tokenizers import Tokenizer
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="A model that ships with infodis, a directory, or a name on the hub.")
@@ -62,14 +62,15 @@ def export(
     import torch
 
     from infodis.files import atomic_directory
-    from infodis.models import checkpoint, model
+    from infodis.models import checkpoint
+    from infodis.models.files import locate
 
     kinds = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
     if dtype not in kinds:
         raise InputError(f"dtype is one of {', '.join(kinds)}; got {dtype!r}.")
     if os.path.lexists(out):
         raise InputError(f"{out} already exists. Choose another directory.")
-    network, spec = checkpoint.load(model.locate(run))
+    network, spec = checkpoint.load(locate(run))
     weights = {name: tensor.to(kinds[dtype]) for name, tensor in network.state_dict().items()}
     with atomic_directory(out) as directory:
         checkpoint.save(directory, spec, weights)
@@ -119,9 +120,10 @@ def sample(
     from infodis import sampling
     from infodis.device import device_named
     from infodis.models import checkpoint
-    from infodis.models.adapters.own import is_uniform
-    from infodis.models.data import tokenizer_named
-    from infodis.models.model import load, locate
+    from infodis.models.adapters.radd_sedd import is_uniform
+    from infodis.models.files import locate
+    from infodis.models.loading import load
+    from infodis.models.tokenizers import tokenizer_named
     from infodis.predictor import Tempered
 
     if template is not None and length is not None:
@@ -147,7 +149,7 @@ def sample(
     else:
         chosen = sampling.by_name(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
         loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
-        words = loaded.opened.tokenizer
+        words = loaded.loaded.tokenizer
         wanted = _wanted(words, template, gap, length or loaded.length or 128, model)
         start = torch.where(wanted == GAP, loaded.mask_token, wanted).expand(count, -1)
         predictor = loaded if temperature == 1 else Tempered(loaded, temperature)

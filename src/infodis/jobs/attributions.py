@@ -105,7 +105,7 @@ class Attributions(RowScorer[Entry, Scored, Attributed]):
             self.model, item.tokens, target=item.target, context=item.context, evaluations=rows, seed=seed
         )
         total = found.nll
-        tokenizer = self.model.opened.tokenizer
+        tokenizer = self.model.loaded.tokenizer
         before = item.tokens[item.context].tolist()
         prompt = {
             "explained": rounded(found.information.value),

@@ -18,8 +18,8 @@ from infodis.files import atomic_file, atomic_text
 from infodis.item import Item
 from infodis.jobs.inputs import InputSpec, Refused, Rejected, Source
 from infodis.jobs.store import encode
-from infodis.models.data import encoded_pieces
 from infodis.models.model import Model
+from infodis.models.text_files import encoded_pieces
 from infodis.quantities.perplexity import Spans, Windows, window_item
 from infodis.settings import settings_of, uncompared
 from infodis.snapshot import Snapshot, sealed, unsealed

@@ -22,8 +22,10 @@ from infodis.jobs.documents import Window
 from infodis.jobs.inputs import Entry, Reading, Refused, Rejected
 from infodis.jobs.outputs import Columns
 from infodis.jobs.work import Part
-from infodis.models.data import Tokenizer, tokenizer_named
-from infodis.models.model import Model, ModelFiles, load, locate
+from infodis.models.files import ModelFiles, locate
+from infodis.models.loading import load_with
+from infodis.models.model import Model
+from infodis.models.options import ModelOptions
 from infodis.result import Estimate
 from infodis.settings import Named, settings_of
 
@@ -52,10 +54,14 @@ class ModelSpec(Named):
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolve_device(self.device))
 
+    @property
+    def options(self) -> ModelOptions:
+        return ModelOptions(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ModelOptions)})
+
     @functools.cached_property
     def files(self) -> ModelFiles:
         """What it is read from, as it was when that was asked first. Goes with this value to workers."""
-        return ModelFiles.of(locate(self.name), self._tokenizer(), code=self.trust_remote_code)
+        return ModelFiles.of(locate(self.name), self.options)
 
     @property
     def fingerprint(self) -> str:
@@ -65,16 +71,7 @@ class ModelSpec(Named):
     def load(self) -> Model:
         """The model that `files` are about, or an `InputError`."""
         files = self.files
-        model = load(
-            self.name,
-            device=self.device,
-            dtype=self.dtype,
-            tokenizer=self._tokenizer(),
-            trust_remote_code=self.trust_remote_code,
-            autocast=self.autocast,
-            compile=self.compile,
-            batch_tokens=self.batch_tokens,
-        )
+        model = load_with(self.name, self.options)
         if model.files is not None:
             files.check_same(model.files)
         return model
@@ -85,9 +82,6 @@ class ModelSpec(Named):
         prefix = "" if name == "model" else f"{name}_"
         told = {prefix + key: value for key, value in {**how, "tokenizer": self.files.tokenizer.digest}.items()}
         return {name: self.fingerprint, **told}
-
-    def _tokenizer(self) -> Tokenizer | None:
-        return None if self.tokenizer is None else tokenizer_named(self.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +173,7 @@ TOKEN_COLUMNS: Columns = {"prompt": "text", "pieces": "texts", "per_token": "num
 
 def token_fields(row: Entry, model: Model, item: Item, credits: Tensor, errors: Tensor) -> dict[str, Any]:
     """The part of a record that tells about single tokens: how they look, what each costs, and how sure that is."""
-    tokenizer, (prompt, _) = model.opened.tokenizer, row.texts()
+    tokenizer, (prompt, _) = model.loaded.tokenizer, row.texts()
     return {
         **({"prompt": prompt} if prompt else {}),
         **({} if tokenizer is None else {"pieces": tokenizer.pieces(item.tokens[item.target].tolist())}),

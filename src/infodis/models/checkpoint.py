@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from infodis.errors import InputError
 from infodis.files import read_json
-from infodis.models.data import Tokenizer, tokenizer_from
 from infodis.models.nets import RADD, SEDD, Shape
 from infodis.models.nets.transformer import check_wholes
+from infodis.models.tokenizers import Tokenizer, tokenizer_from
 
 FORMAT = "infodis-1"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

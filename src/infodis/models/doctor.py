@@ -21,8 +21,9 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.errors import InfodisError, InputError
-from infodis.models.data import Tokenizer
-from infodis.models.model import Model, Row
+from infodis.item import Item
+from infodis.models.model import Model
+from infodis.models.tokenizers import Tokenizer
 from infodis.predictor import Predictor, RowPredictor, Rows, check_log_conditionals
 from infodis.result import standard_error
 from infodis.rng import stream
@@ -89,7 +90,7 @@ class Patient:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self.model.opened.tokenizer if self.model is not None else None
+        return self.model.loaded.tokenizer if self.model is not None else None
 
     @property
     def beyond_text(self) -> frozenset[int]:
@@ -104,7 +105,7 @@ class Patient:
 
 def patient_of(model: Model, texts: Sequence[str] = ()) -> Patient:
     """A model with rows of text that it can read, or with random rows, by which its knowledge is not judged."""
-    if model.opened.tokenizer is None:
+    if model.loaded.tokenizer is None:
         return _random_patient(model, "it has no tokenizer to read examples with")
     given = list(texts) or [*SENTENCES, *(_lower(sentence) for sentence in SENTENCES)]
     read = [(text, row) for text in given if (row := _read(model, text)) is not None]
@@ -112,21 +113,21 @@ def patient_of(model: Model, texts: Sequence[str] = ()) -> Patient:
         raise InputError("None of the texts can be used: each must have at least 8 tokens that the model knows.")
     if not read:
         return _random_patient(model, "the examples, English sentences, are not of its alphabet")
-    known = [_known_share(row, model.opened.tokenizer) for _, row in read]
+    known = [_known_share(row, model.loaded.tokenizer) for _, row in read]
     good = {tuple(one[1].tokens.tolist()): one for one, share in zip(read, known, strict=True) if share > KNOWN}
     if not good:
         unknown = 100 * (1 - sum(known) / len(known))
         return _random_patient(model, f"{unknown:.0f} % of the examples' tokens are unknown to its tokenizer")
     found = [row for _, row in good.values()]
     head, tail = int(found[0].target[0]), len(found[0].tokens) - 1 - int(found[0].target[-1])
-    longest = min(LONGEST, model.opened.limit or LONGEST)
+    longest = min(LONGEST, model.loaded.limit or LONGEST)
     cut = [
         torch.cat([row.tokens[: longest - tail][: len(row.tokens) - tail], _last(row.tokens, tail)]) for row in found
     ]
     return Patient(model, cut, head, tail, tuple(texts) or tuple(text for text, _ in good.values()))
 
 
-def _read(model: Model, text: str) -> Row | None:
+def _read(model: Model, text: str) -> Item | None:
     """A text as the model reads it; None if it is too short, or not of its alphabet."""
     try:
         row = model.read(text)
@@ -135,14 +136,14 @@ def _read(model: Model, text: str) -> Row | None:
     return row if len(row.target) >= 8 else None
 
 
-def _known_share(row: Row, tokenizer: Tokenizer) -> float:
+def _known_share(row: Item, tokenizer: Tokenizer) -> float:
     tokens = row.tokens[row.target].tolist()
     return sum(token not in tokenizer.beyond_text for token in tokens) / len(tokens)
 
 
 def _random_patient(model: Model, doubt: str) -> Patient:
-    length = min(16, model.opened.limit or 16)
-    beyond = {model.mask_token, *(model.opened.tokenizer.beyond_text if model.opened.tokenizer is not None else ())}
+    length = min(16, model.loaded.limit or 16)
+    beyond = {model.mask_token, *(model.loaded.tokenizer.beyond_text if model.loaded.tokenizer is not None else ())}
     columns = range(min(model.vocab_size, model.network.tokens))
     possible = torch.tensor([token for token in columns if token not in beyond] or [0])
     picks = torch.randint(len(possible), (4, length), generator=stream(0, "doctor"))
@@ -429,9 +430,9 @@ def _wanted(predictor: RowPredictor, rows: list[Tensor], first: int) -> Float64[
 def _longest(patient: Patient) -> Finding:
     """Does a row of the stated length go through?"""
     name, model = "longest row", patient.model
-    if model is None or model.opened.limit is None:
+    if model is None or model.loaded.limit is None:
         return Finding(name, "ok", "no limit is stated")
-    limit = model.opened.limit
+    limit = model.loaded.limit
     row = torch.cat([patient.rows[0]] * (limit // len(patient.rows[0]) + 1))[:limit]
     row[limit // 2] = model.mask_token
     try:
@@ -448,7 +449,7 @@ def _longest(patient: Patient) -> Finding:
 def _special_tokens(patient: Patient) -> Finding:
     """What is put around a text, is it kept out of the score, and does an end token give the text's length away?"""
     name, model = "special tokens", patient.model
-    if model is None or model.opened.tokenizer is None:
+    if model is None or model.loaded.tokenizer is None:
         return Finding(name, "cannot tell", "no tokenizer")
     row = model.read(patient.texts[0] if patient.texts else _readable(patient))
     pieces = model.tokenizer.pieces(row.tokens.tolist())
@@ -486,7 +487,7 @@ def _readable(patient: Patient) -> str:
 def _round_trip(patient: Patient) -> Finding:
     """Is text still itself after the tokenizer?"""
     name, model = "tokenizer", patient.model
-    if model is None or model.opened.tokenizer is None:
+    if model is None or model.loaded.tokenizer is None:
         return Finding(name, "cannot tell", "no tokenizer")
     if not patient.texts:
         return Finding(name, "cannot tell", patient.doubt, GIVE_TEXT)
@@ -581,8 +582,8 @@ def _attempt(compute: Callable[[], Numbers]) -> Numbers | str:
 
 
 def _in_float32(model: Model) -> Model:
-    opened = dataclasses.replace(model.opened, network=copy.deepcopy(model.network).float())
-    return dataclasses.replace(model, opened=opened)
+    loaded = dataclasses.replace(model.loaded, network=copy.deepcopy(model.network).float())
+    return dataclasses.replace(model, loaded=loaded)
 
 
 def _speed(patient: Patient) -> Finding:

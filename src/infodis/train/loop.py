@@ -27,18 +27,20 @@ from infodis.estimate import Request, estimate_items
 from infodis.files import atomic_directory, atomic_text, check_apart, locked, remove_unfinished
 from infodis.item import Item
 from infodis.models import checkpoint
-from infodis.models.adapters import Opened
+from infodis.models.adapters import LoadedModel
 from infodis.models.checkpoint import Spec
-from infodis.models.data import TokenFile, open_tokens, tokenizer_named
-from infodis.models.model import POINTER, Model, locate, read_pointer
+from infodis.models.files import POINTER, locate, read_pointer
+from infodis.models.model import Model
 from infodis.models.nets import initialise
 from infodis.models.nets.network import Network
+from infodis.models.tokenizers import tokenizer_named
 from infodis.noise.schedule import SCHEDULES
 from infodis.predictor import Predictor
 from infodis.result import standard_error
 from infodis.train import losses as loss
 from infodis.train.config import Config, OptimConfig
 from infodis.train.devices import Devices
+from infodis.train.token_files import TokenFile, open_tokens
 
 METRICS, SETTINGS, STATE = "metrics.jsonl", "settings.json", "training.safetensors"
 DATA, BOARD, LOCK = "data", "tensorboard", ".infodis-train.lock"
@@ -327,7 +329,7 @@ class _Run:
             self.network.train()
 
     def _predictor(self, network: nn.Module) -> Model:
-        opened = Opened("radd", cast(Network, network), self.spec.tokenizer, self.spec.length, limit=None)
+        opened = LoadedModel("radd", cast(Network, network), self.spec.tokenizer, self.spec.length, limit=None)
         return Model("in training", opened, self.devices.device)
 
     def _save(self) -> None:

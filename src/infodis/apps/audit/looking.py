@@ -69,7 +69,7 @@ class Subject:
     @staticmethod
     def of(model: Model, item: Item) -> "Subject":
         """Special tokens that a model puts around every row are no prompt."""
-        before, behind = ([], []) if model.opened.tokenizer is None else model.around()
+        before, behind = ([], []) if model.loaded.tokenizer is None else model.around()
         tokens = item.tokens.tolist()
         start = len(before) if tokens[: len(before)] == before else 0
         stop = item.length - (len(behind) if behind and tokens[-len(behind) :] == behind else 0)

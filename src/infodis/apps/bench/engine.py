@@ -16,10 +16,10 @@ from infodis.jobs.jobs import ModelSpec
 from infodis.jobs.local import InProcess
 from infodis.jobs.run import Plan, State, run
 from infodis.jobs.scores import Score, Scores
-from infodis.models.adapters import Opened
-from infodis.models.data import tokenizer_named
+from infodis.models.adapters import LoadedModel
 from infodis.models.model import Model
 from infodis.models.nets.network import Features, Network, Places, Tokens
+from infodis.models.tokenizers import tokenizer_named
 from infodis.rng import stream
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -45,7 +45,7 @@ class Letters(Network):
 
 def instant() -> Model:
     """`Letters`, with the alphabet of text8."""
-    opened = Opened("instant", Letters(), tokenizer_named("text8"), length=64, limit=None)
+    opened = LoadedModel("instant", Letters(), tokenizer_named("text8"), length=64, limit=None)
     return Model("instant", opened, torch.device("cpu"))
 
 

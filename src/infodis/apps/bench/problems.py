@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from infodis.item import Item
-from infodis.models.model import load
+from infodis.models.loading import load
 from infodis.oracle import MarkovChain, Table
 from infodis.predictor import LogConditionals, Predictor, Tokens, from_function
 from infodis.rng import stream

@@ -21,7 +21,8 @@ from infodis.apps.bench.peers import LladaSampler
 from infodis.design import numbers
 from infodis.errors import InputError
 from infodis.estimate import nll
-from infodis.models.model import Model, load
+from infodis.models.loading import load
+from infodis.models.model import Model
 from infodis.result import Estimate
 from infodis.rng import seed_global, stream
 

@@ -1,6 +1,6 @@
 """Conversations as a model's chat template writes them."""
 
-from infodis.models.adapters.slow import chat_text, chat_tokenizer
+from infodis.models.chat import chat_text, chat_tokenizer
 from infodis.models.model import Model
 
 

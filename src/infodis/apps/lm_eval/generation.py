@@ -87,7 +87,7 @@ class Writer:
         own = self.model.encode(self.reader.unmarked(wish.context)).tolist() if wish.context else []
         if self.model.mask_token in own:
             raise InputError("A context holds the mask token, which would be filled in. Take it out.")
-        begin = self.model.opened.begin_token
+        begin = self.model.loaded.begin_token
         first = self.reader.add_bos_token or len(before) + len(own) < self.model.network.unpredictable
         if begin is not None and first and [*before, *own][:1] != [begin]:
             before = [begin, *before]

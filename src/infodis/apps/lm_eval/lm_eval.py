@@ -27,8 +27,8 @@ from infodis.apps.lm_eval.scorer import Progress, Scorer
 from infodis.apps.lm_eval.settings import Settings
 from infodis.errors import InputError
 from infodis.files import check_apart
-from infodis.models.data import tokenizer_named
-from infodis.models.model import Model, load
+from infodis.models.loading import load
+from infodis.models.model import Model
 
 NAME = "infodis"
 
@@ -72,7 +72,7 @@ class InfodisLM(LM):
                 pretrained,
                 device=self._processes.device(device or "auto"),
                 dtype="float32" if dtype == "auto" else dtype,
-                tokenizer=None if tokenizer is None else tokenizer_named(tokenizer),
+                tokenizer=tokenizer,
                 trust_remote_code=trust_remote_code,
                 autocast=autocast,
                 batch_tokens=batch_tokens,

@@ -157,7 +157,7 @@ class Reader:
     add_bos_token: bool = False
 
     def __post_init__(self) -> None:
-        if self.add_bos_token and self.model.opened.begin_token is None:
+        if self.add_bos_token and self.model.loaded.begin_token is None:
             raise InputError(f"{self.model.name} has no begin token to put before a context. Leave add_bos_token out.")
 
     @property
@@ -190,7 +190,7 @@ class Reader:
 
     def _begun(self, item: Item) -> Item:
         """With the begin token before the first token, unless it is there."""
-        begin = torch.tensor([self.model.opened.begin_token])
+        begin = torch.tensor([self.model.loaded.begin_token])
         if torch.equal(item.tokens[:1], begin):
             return item
         context = torch.cat([torch.tensor([0]), item.context + 1])

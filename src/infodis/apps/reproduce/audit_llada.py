@@ -16,8 +16,8 @@ from infodis.apps.reproduce.material import CHINESE, PAIRS, WIKITEXT
 from infodis.apps.reproduce.paragraphs import ENCYCLOPEDIA
 from infodis.apps.reproduce.texts import Precision, Versus, measured, ours, plain, the_papers, told, undecided
 from infodis.jobs.jobs import ModelSpec
-from infodis.models.data import ALPHABETS, Characters, text8_style
 from infodis.models.model import Model
+from infodis.models.tokenizers import ALPHABETS, Characters, text8_style
 from infodis.rng import key
 from infodis.sampling import Ancestral, OneByOne, Sampler, sample
 

@@ -20,8 +20,9 @@ from infodis.estimate import Request, estimate_items
 from infodis.files import atomic_file
 from infodis.item import Item
 from infodis.models.checkpoint import Spec
-from infodis.models.data import tokenizer_named
-from infodis.models.model import Model, load
+from infodis.models.loading import load
+from infodis.models.model import Model
+from infodis.models.tokenizers import tokenizer_named
 from infodis.oracle import MarkovChain, Oracle
 from infodis.oracle import Table as Listed
 from infodis.predictor import Predictor

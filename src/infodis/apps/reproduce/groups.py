@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from infodis.errors import InputError
-from infodis.models.data import Tokenizer, text8_style
+from infodis.models.tokenizers import Tokenizer, text8_style
 from infodis.rng import stream
 
 Row = dict[str, str]

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from infodis.apps.reproduce.experiment import Bench
 from infodis.errors import InputError
 from infodis.jobs.inputs import entries
-from infodis.models.data import opened_text
+from infodis.models.text_files import opened_text
 
 Content = TypeVar("Content")
 Row = Mapping[str, Any]

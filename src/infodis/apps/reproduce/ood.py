@@ -41,7 +41,7 @@ from infodis.apps.reproduce.texts import (
     undecided,
 )
 from infodis.files import atomic_text
-from infodis.models.data import Characters, Tokenizer, text8_style
+from infodis.models.tokenizers import Characters, Tokenizer, text8_style
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
 MODEL = "text8-tiny"

@@ -12,8 +12,8 @@ from infodis.apps.reproduce.experiment import Bench, Verdict
 from infodis.apps.reproduce.material import PIQA, TRIPLETS, Material, Rows
 from infodis.errors import InputError
 from infodis.item import Item
-from infodis.models.data import ALPHABETS, Characters, text8_style
 from infodis.models.model import Model
+from infodis.models.tokenizers import ALPHABETS, Characters, text8_style
 from infodis.rng import key, stream
 
 MODEL, PAPERS_MODEL = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"

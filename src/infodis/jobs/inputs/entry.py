@@ -47,7 +47,7 @@ class Entry:
 
     def row(self, model: Model, *, chat: bool = False) -> Item:
         """What to score, of any length that the model takes; `InputError` names the line of a row that cannot be."""
-        any_length = model.opened.limit or sys.maxsize
+        any_length = model.loaded.limit or sys.maxsize
         try:
             return self.scored(model, Reading(chat=chat, max_length=any_length)).item
         except Refused as error:

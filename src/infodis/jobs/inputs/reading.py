@@ -64,7 +64,7 @@ class Reading:
 
     def longest(self, model: Model) -> int | None:
         """Tokens of the longest row; None if there is no limit."""
-        limit = model.opened.limit
+        limit = model.loaded.limit
         if self.max_length is None:
             return limit or model.length
         if limit is not None and self.max_length > limit:
@@ -224,7 +224,7 @@ def _fault(model: Model, prompt: Part, text: Part) -> Refused | None:
 def _cut(model: Model, item: Item, excess: int, *, left: bool, text: Part) -> tuple[Item, int]:
     """Without so many tokens at one end, and how many these are. Special tokens around stay."""
     before, behind = _around(model, item)
-    begin, first = model.opened.begin_token, int(item.target[0]) - excess
+    begin, first = model.loaded.begin_token, int(item.target[0]) - excess
     if left and not before and begin is not None and first < model.network.unpredictable:
         item, before, excess = _begun(item, begin), 1, excess + 1
     stop = before + excess if left else item.length - behind
@@ -244,7 +244,7 @@ def _begun(item: Item, begin: int) -> Item:
 
 def _around(model: Model, item: Item) -> tuple[int, int]:
     """How many special tokens the row has at its beginning and its end."""
-    if model.opened.tokenizer is None:
+    if model.loaded.tokenizer is None:
         return 0, 0
     before, behind = model.around()
     tokens = item.tokens.tolist()

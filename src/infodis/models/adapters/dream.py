@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from infodis.errors import InputError
-from infodis.models.adapters.files import check_weights, fill, needed, special_token, token_count, tokenizer_of
-from infodis.models.adapters.opened import Opened, Options
-from infodis.models.adapters.slow import slow_tokenizer
+from infodis.models.adapters.family import LoadedModel
+from infodis.models.adapters.tokenizer import special_token, token_count, tokenizer_of, transformers_tokenizer
+from infodis.models.adapters.weights import check_weights, fill, needed
 from infodis.models.nets.llama import Llama, LlamaShape
+from infodis.models.options import ModelOptions
 
 NAMES = {
     "model.": "",
@@ -43,7 +44,7 @@ def recognises(config: dict[str, Any]) -> bool:
     return config.get("model_type") == "Dream"
 
 
-def open_model(directory: Path, config: dict[str, Any], options: Options) -> Opened:
+def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel:
     """Read configuration, weights and tokenizer."""
     if config.get("tie_word_embeddings") or config.get("rope_scaling") or config.get("use_sliding_window"):
         raise InputError(f"{directory} is a Dream that this code does not know: tied, scaled or with sliding windows.")
@@ -57,13 +58,13 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
     )
     tokenizer, missing = tokenizer_of(directory), None
     if tokenizer is None:  # as published: Qwen's files, under a class of their own
-        tokenizer, missing = slow_tokenizer(directory, kind="Qwen2Tokenizer")
+        tokenizer, missing = transformers_tokenizer(directory, kind="Qwen2Tokenizer")
     check_weights(directory, config)
     with torch.device("meta"):
         network = Llama(shape, mask_token=mask_token, tokens=token_count(tokenizer, columns), shifted=True)
     fill(network, directory, options, _rename)
     begin = special_token(directory, tokenizer, "bos_token")
-    return Opened(
+    return LoadedModel(
         "dream",
         network,
         tokenizer,

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from infodis.errors import InputError
-from infodis.models.adapters.files import check_weights, fill, needed, token_count, tokenizer_of
-from infodis.models.adapters.opened import Opened, Options
+from infodis.models.adapters.family import LoadedModel
+from infodis.models.adapters.tokenizer import token_count, tokenizer_of
+from infodis.models.adapters.weights import check_weights, fill, needed
 from infodis.models.nets.llama import Llama, LlamaShape
+from infodis.models.options import ModelOptions
 
 NAMES = {
     "wte.": "embed.",
@@ -49,7 +51,7 @@ def recognises(config: dict[str, Any]) -> bool:
     return config.get("model_type") == "llada"
 
 
-def open_model(directory: Path, config: dict[str, Any], options: Options) -> Opened:
+def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel:
     """Read configuration, weights and tokenizer."""
     other = [f"{key} = {config[key]!r}" for key, value in FIXED.items() if config.get(key, value) != value]
     if other:
@@ -75,7 +77,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
         network = Llama(shape, mask_token=mask_token, tokens=token_count(tokenizer, min(vocabulary, shape.columns)))
     fill(network, directory, options, _rename)
     longest = config.get("max_sequence_length")
-    return Opened("llada", network, tokenizer, longest, longest, config.get("pad_token_id") or 0)
+    return LoadedModel("llada", network, tokenizer, longest, longest, config.get("pad_token_id") or 0)
 
 
 def _rename(key: str) -> str:

@@ -19,11 +19,19 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from infodis.errors import InputError
-from infodis.models.adapters.files import check_weights, special_token, token_count, tokenizer_of
-from infodis.models.adapters.opened import Opened, Options
-from infodis.models.adapters.slow import SlowTokenizer, slow_tokenizer, vocabulary
-from infodis.models.data import Subwords, Tokenizer
+from infodis.models.adapters.family import LoadedModel
+from infodis.models.adapters.tokenizer import (
+    TransformersTokenizer,
+    special_token,
+    token_count,
+    tokenizer_of,
+    transformers_tokenizer,
+    vocabulary,
+)
+from infodis.models.adapters.weights import check_weights
 from infodis.models.nets.network import Features, Network, Places, Tokens
+from infodis.models.options import ModelOptions
+from infodis.models.tokenizers import Subwords, Tokenizer
 from infodis.rng import stream
 
 AGREEMENT = 1e-4
@@ -154,7 +162,7 @@ def _close(one: Tensor, two: Tensor) -> bool:
     return bool((one - two).abs().max() <= AGREEMENT * max(1.0, float(two.abs().max())))
 
 
-def open_model(directory: Path, config: dict[str, Any], options: Options) -> Opened:
+def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel:
     """Read configuration, weights and tokenizer."""
     try:
         import transformers  # noqa: F401 - whether it is there
@@ -167,7 +175,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
         )
     tokenizer, missing = tokenizer_of(directory), None
     if tokenizer is None:
-        tokenizer, missing = slow_tokenizer(directory, trust_remote_code=options.trust_remote_code)
+        tokenizer, missing = transformers_tokenizer(directory, trust_remote_code=options.trust_remote_code)
     check_weights(directory, config)
     model = _from_pretrained(directory, options, torch.float32)
     columns = int(config.get("vocab_size") or cast(Any, model).config.vocab_size)
@@ -181,15 +189,15 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
         network = MaskedLM(model, **how)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"{directory} loads, but does not run on a few tokens: {error}") from error
-    if options.dtype != torch.float32:
-        network = MaskedLM(_from_pretrained(directory, options, options.dtype), **how, like=network)
+    if options.torch_dtype != torch.float32:
+        network = MaskedLM(_from_pretrained(directory, options, options.torch_dtype), **how, like=network)
     leaks = None if network.pads else "padding leaks into its answers, so only rows of one length share a batch"
     notes = tuple(note for note in (missing, doubt, leaks) if note is not None)
     length = _longest(cast(Any, model).config, pad)
-    return Opened("masked-lm", network, tokenizer, length, length, pad, notes=notes)
+    return LoadedModel("masked-lm", network, tokenizer, length, length, pad, notes=notes)
 
 
-def _from_pretrained(directory: Path, options: Options, dtype: torch.dtype) -> nn.Module:
+def _from_pretrained(directory: Path, options: ModelOptions, dtype: torch.dtype) -> nn.Module:
     """The model with all of its weights: none may be missing, since transformers would draw it at random."""
     import transformers
 
@@ -230,7 +238,7 @@ def _mask_token(directory: Path, config: dict[str, Any], tokenizer: Tokenizer | 
     The tokenizer knows best: some configurations hold a mask_token_id that is only a default of text generation.
     """
     known: list[int | None] = [special_token(directory, tokenizer, "mask_token")]
-    if isinstance(tokenizer, SlowTokenizer):
+    if isinstance(tokenizer, TransformersTokenizer):
         known.append(tokenizer.mask_token)
     if isinstance(tokenizer, Subwords):
         known += [tokenizer.number(name) for name in MASKS]

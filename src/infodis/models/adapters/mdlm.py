@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from infodis.errors import InputError
-from infodis.models.adapters.files import check_weights, fill, needed, tokenizer_of
-from infodis.models.adapters.opened import Opened, Options
+from infodis.models.adapters.family import LoadedModel
+from infodis.models.adapters.tokenizer import tokenizer_of
+from infodis.models.adapters.weights import check_weights, fill, needed
 from infodis.models.nets import SEDD, Shape
 from infodis.models.nets.network import Features, Places, Tokens
+from infodis.models.options import ModelOptions
 
 
 class MDLM(SEDD):
@@ -30,7 +32,7 @@ def recognises(config: dict[str, Any]) -> bool:
     return config.get("model_type") == "mdlm"
 
 
-def open_model(directory: Path, config: dict[str, Any], options: Options) -> Opened:
+def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel:
     """Read configuration, weights and tokenizer."""
     if config.get("time_conditioning"):
         raise InputError(
@@ -44,7 +46,7 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
     with torch.device("meta"):
         network = MDLM(columns - 1, shape, scaled=False)
     fill(network, directory, options, _rename)
-    return Opened("mdlm", network, tokenizer_of(directory), config.get("model_length"), limit=None)
+    return LoadedModel("mdlm", network, tokenizer_of(directory), config.get("model_length"), limit=None)
 
 
 def _rename(key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Files of the Hugging Face layout: sharded safetensors by key name, and tokenizers."""
+"""Configuration and weights in the Hugging Face layout: safetensors, perhaps in shards, by key name."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from infodis.errors import InputError
 from infodis.files import read_json
-from infodis.models.adapters.opened import Options
 from infodis.models.checkpoint import CONFIG as CONFIG
 from infodis.models.checkpoint import check_sizes, whole
 from infodis.models.checkpoint import read_config as read_config
-from infodis.models.data import Tokenizer, tokenizer_named
+from infodis.models.options import ModelOptions
 
 INDEX, SINGLE, PICKLED = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
 
@@ -43,7 +42,7 @@ def check_weights(directory: Path, config: dict[str, Any]) -> None:
     check_sizes(config, shards(directory), where=directory / CONFIG)
 
 
-def tensors(directory: Path, options: Options) -> Iterator[tuple[Path, dict[str, Tensor]]]:
+def tensors(directory: Path, options: ModelOptions) -> Iterator[tuple[Path, dict[str, Tensor]]]:
     """The weights, file by file, so that not all are in memory twice."""
     for shard in shards(directory):
         try:
@@ -64,7 +63,7 @@ def tensors(directory: Path, options: Options) -> Iterator[tuple[Path, dict[str,
 
 
 def fill(
-    network: nn.Module, directory: Path, options: Options, rename: Callable[[str], str | None] = lambda key: key
+    network: nn.Module, directory: Path, options: ModelOptions, rename: Callable[[str], str | None] = lambda key: key
 ) -> None:
     """Give a network (on the meta device) its weights. `rename` maps a key of the file to a name here, None to skip."""
     expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
@@ -82,7 +81,7 @@ def fill(
             elif not bool(tensor.isfinite().all()):
                 wrong.append(f"{key} holds NaN or inf")
             else:
-                part[name] = tensor.to(options.dtype)
+                part[name] = tensor.to(options.torch_dtype)
                 found.add(name)
         network.load_state_dict(part, strict=False, assign=True)
         if wrong:
@@ -109,29 +108,3 @@ def needed(config: dict[str, Any], *names: str) -> list[Any]:
     if missing:
         raise InputError(f"The config.json of this {config.get('model_type')} model lacks {', '.join(missing)}.")
     return [config[name] for name in names]
-
-
-def tokenizer_of(directory: Path) -> Tokenizer | None:
-    """The tokenizer.json of a model, if it has one."""
-    if not (directory / "tokenizer.json").is_file():
-        return None
-    return tokenizer_named("tokenizer.json", base=directory)
-
-
-def token_count(tokenizer: Tokenizer | None, columns: int) -> int:
-    """How many columns stand for tokens; the rest pads the vocabulary to a round number."""
-    return min(columns, tokenizer.vocab_size) if tokenizer is not None else columns
-
-
-def special_token(directory: Path, tokenizer: Tokenizer | None, name: str) -> int | None:
-    """The number of a special token that tokenizer_config.json names, such as bos_token."""
-    path = directory / "tokenizer_config.json"
-    number = getattr(tokenizer, "number", None)
-    if not path.is_file() or number is None:
-        return None
-    said = read_json(path)
-    if not isinstance(said, dict):
-        raise InputError(f"{path} is not what transformers writes: it must hold an object.")
-    content = said.get(name)
-    text = content.get("content") if isinstance(content, dict) else content
-    return number(text) if isinstance(text, str) else None

@@ -1,34 +1,24 @@
-"""Text to tokens: tokenizers, and token files that are read by memory map, never whole."""
+"""Tokenizers: text to numbers and back."""
 
 import abc
-import contextlib
 import dataclasses
 import functools
-import gzip
-import io
 import json
 import re
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int
-from torch import Tensor
 
 from infodis.errors import InputError
-from infodis.files import atomic_file, atomic_text
-
-PIECE = 2**20
-"""Characters read at a time."""
 
 ALPHABETS = {"text8": "abcdefghijklmnopqrstuvwxyz ", "dna": "ACGT"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reading:
+class Encoding:
     """A text as a row of tokens, and which of them are its own: neither prompt nor special tokens."""
 
     tokens: Int[np.ndarray, " tokens"]
@@ -56,14 +46,14 @@ class Tokenizer(abc.ABC):
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """What each token looks like, for pictures and tables."""
 
-    def read(self, text: str, *, prompt: str = "", special: bool = True) -> "Reading":
+    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Encoding:
         """A prompt and the text after it as one row, tokenised together, with the special tokens a model expects."""
         tokens = self.encode(prompt + text)
-        return Reading(tokens, np.arange(len(self.encode(prompt)) if prompt else 0, len(tokens)))
+        return Encoding(tokens, np.arange(len(self.encode(prompt)) if prompt else 0, len(tokens)))
 
     def around(self) -> tuple[list[int], list[int]]:
         """The special tokens that `read` puts before and behind a text."""
-        found = self.read("a") if self.specials else Reading(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        found = self.read("a") if self.specials else Encoding(np.zeros(0, np.int64), np.zeros(0, np.int64))
         tokens, own = found.tokens.tolist(), found.target
         return (tokens[: int(own[0])], tokens[int(own[-1]) + 1 :]) if len(own) else ([], [])
 
@@ -167,7 +157,7 @@ class Subwords(Tokenizer):
         except TypeError as error:  # half of a surrogate pair, as some JSON holds them
             raise InputError(f"The text is not Unicode: {error}.") from error
 
-    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Reading:
+    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Encoding:
         """Tokenised as one text. A token that reaches from the prompt into the text belongs to the text."""
         found = self._encoded(prompt + text, special=special)
         own = [
@@ -175,7 +165,7 @@ class Subwords(Tokenizer):
             for place, ((_, end), added) in enumerate(zip(found.offsets, found.special_tokens_mask, strict=True))
             if not added and end > len(prompt)
         ]
-        return Reading(np.array(found.ids, dtype=np.int64), np.array(own, dtype=np.int64))
+        return Encoding(np.array(found.ids, dtype=np.int64), np.array(own, dtype=np.int64))
 
     def number(self, piece: str) -> int | None:
         """The token of a piece, such as a special token."""
@@ -243,177 +233,3 @@ def tokenizer_from(description: dict[str, Any]) -> Tokenizer:
     if not isinstance(description.get(field), str):
         raise InputError(f"A tokenizer of kind {kind} needs its {field}, a text.")
     return make(description[field])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TokenFile:
-    """A long row of tokens on disk, of which windows are read."""
-
-    path: Path
-    tokens: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def windows(self, starts: Int[Tensor, " rows"], length: int) -> Int[Tensor, "rows length"]:
-        places = starts.numpy()[:, None] + np.arange(length)
-        return torch.from_numpy(self.tokens[places].astype(np.int64))
-
-    def spread(self, count: int, length: int) -> Int[Tensor, "rows length"]:
-        """Up to `count` windows at fixed places, evenly spread over the file, none overlapping another."""
-        whole = len(self) // length
-        starts = torch.linspace(0, whole - 1, min(count, whole), dtype=torch.float64).long() * length
-        return self.windows(starts, length)
-
-    def random(
-        self, count: int, length: int, *, aligned: bool, generator: torch.Generator
-    ) -> Int[Tensor, "rows length"]:
-        """Windows at random places; `aligned` ones start at multiples of their length."""
-        step = length if aligned else 1
-        places = (len(self) - length) // step + 1
-        return self.windows(torch.randint(places, (count,), generator=generator) * step, length)
-
-
-def open_tokens(source: Path, tokenizer: Tokenizer, *, cache: Path, length: int, field: str = "text") -> TokenFile:
-    """A token file for `source`: text, JSONL (their `field`), either gzipped, or an .npy file of tokens.
-
-    Text is tokenised once, piece by piece, into `cache`, which is used again while source and tokenizer are the same.
-    """
-    if not source.is_file():
-        raise InputError(f"There is no data file {source}.")
-    if source.suffix == ".npy":
-        try:
-            tokens = np.load(source, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise InputError(f"{source} is not an .npy file of numbers: {error}.") from error
-        _check_tokens(source, tokens, tokenizer.vocab_size)
-    else:
-        tokens = _tokenised(source, tokenizer, cache, field)
-    if len(tokens) < length:
-        raise InputError(f"{source} holds {len(tokens)} tokens, fewer than one window of {length}.")
-    return TokenFile(source, tokens)
-
-
-def _check_tokens(source: Path, tokens: np.ndarray, vocab_size: int) -> None:
-    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
-        raise InputError(f"{source} must hold one row of whole numbers, found {tokens.dtype} of shape {tokens.shape}.")
-    for start in range(0, len(tokens), PIECE):
-        piece = tokens[start : start + PIECE]
-        if int(piece.max()) >= vocab_size or int(piece.min()) < 0:
-            raise InputError(
-                f"{source} holds token {int(piece.max())} or {int(piece.min())}; the vocabulary is 0..{vocab_size - 1}."
-            )
-
-
-def _tokenised(source: Path, tokenizer: Tokenizer, cache: Path, field: str) -> np.ndarray:
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    note = cache.with_suffix(".json")
-    stat = source.stat()
-    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-    about = {
-        "source": str(source.resolve()),
-        "size": stat.st_size,
-        "modified": stat.st_mtime_ns,
-        "field": field,
-        "dtype": dtype,
-        "tokenizer": tokenizer.describe(),
-    }
-    if not (cache.is_file() and _read_note(note) == {**about, "bytes": cache.stat().st_size}):
-        note.unlink(missing_ok=True)
-        with atomic_file(cache) as unfinished, unfinished.open("wb") as out:
-            for _, tokens in encoded_pieces(source, tokenizer, field):
-                out.write(tokens.astype(dtype).tobytes())
-        atomic_text(note, json.dumps({**about, "bytes": cache.stat().st_size}))
-    if cache.stat().st_size == 0:
-        raise InputError(f"{source} holds no text.")
-    return np.memmap(cache, dtype=dtype, mode="r")
-
-
-def _read_note(note: Path) -> Any:
-    """What a cache was made of; None if that cannot be told, and then it is made again."""
-    try:
-        return json.loads(note.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def encode_file(source: Path, tokenizer: Tokenizer, field: str = "text") -> Int[np.ndarray, " tokens"]:
-    """All tokens of a file of text or JSONL, in memory."""
-    if not source.is_file():
-        raise InputError(f"There is no file {source}.")
-    found = [tokens for _, tokens in encoded_pieces(source, tokenizer, field)]
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-
-
-def encoded_pieces(source: Path, tokenizer: Tokenizer, field: str = "text") -> Iterator[tuple[str, np.ndarray]]:
-    """The texts of a file, piece by piece, and their tokens."""
-    found = texts(source, field)
-    if isinstance(tokenizer, Characters) and "\n" not in tokenizer.alphabet:
-        found = _unlined(found, " " if " " in tokenizer.alphabet else "")
-    for where, text in found:
-        try:
-            yield text, tokenizer.encode(text)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from error
-
-
-def _unlined(found: Iterator[tuple[str, str]], between: str) -> Iterator[tuple[str, str]]:
-    """Texts for an alphabet without a line end: line ends between words become `between`, those at the end go."""
-    waiting = ""
-    for where, text in found:
-        whole = waiting + text
-        kept = whole.rstrip("\n")
-        waiting = whole[len(kept) :]
-        yield where, re.sub("\n+", between, kept)
-
-
-def texts(source: Path, field: str = "text") -> Iterator[tuple[str, str]]:
-    """Where they are and what they are: the texts of a file.
-
-    JSONL rows come one by one, each with a line end; plain text comes in pieces that end at a line or a word.
-    """
-    with opened_text(source) as file:
-        if source.name.removesuffix(".gz").endswith((".jsonl", ".json")):
-            yield from _json_texts(source, file, field)
-        else:
-            yield from _pieces(source, file)
-
-
-@contextlib.contextmanager
-def opened_text(source: Path) -> Iterator[io.TextIOBase]:
-    """A text file, plain or gzip. What goes wrong while it is read is told as a mistake in the file."""
-    if not source.is_file():
-        raise InputError(f"There is no file {source}.")
-    try:
-        with io.TextIOWrapper(gzip.open(source) if source.suffix == ".gz" else source.open("rb"), "utf-8") as file:
-            yield file
-    except UnicodeDecodeError as error:
-        raise InputError(f"{source} is not UTF-8 text: {error}.") from error
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise InputError(f"{source} is not a whole gzip file: {error}.") from error
-
-
-def _json_texts(source: Path, file: io.TextIOBase, field: str) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        where = f"{source}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{where}: not JSON ({error}).") from error
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            raise InputError(f"{where}: expected an object with a text field {field!r}.")
-        yield where, row[field] + "\n"
-
-
-def _pieces(source: Path, file: io.TextIOBase) -> Iterator[tuple[str, str]]:
-    kept, start = "", 0
-    while piece := file.read(PIECE):
-        text = kept + piece
-        cut = max(text.rfind("\n"), text.rfind(" ")) + 1 or len(text)
-        kept = text[cut:]
-        yield f"{source}, after {start:,} characters", text[:cut]
-        start += cut
-    if kept:
-        yield f"{source}, after {start:,} characters", kept

@@ -1,11 +1,8 @@
-"""Tokenizers that only transformers can read: models without a tokenizer.json."""
+"""The tokenizer of a directory: its tokenizer.json, or what transformers makes of other files."""
 
-import contextlib
 import dataclasses
 import functools
-import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +10,14 @@ import numpy as np
 from jaxtyping import Int
 
 from infodis.errors import InputError
-from infodis.models.data import Reading, Tokenizer
-
-TEMPLATE_SECONDS = 1.0
-"""For a chat template to write a conversation, which takes milliseconds."""
+from infodis.files import read_json
+from infodis.models.tokenizers import Encoding, Tokenizer, tokenizer_named
 
 FILES = ("vocab.txt", "vocab.json", "spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer_config.json")
 
 
 @dataclasses.dataclass(frozen=True)
-class SlowTokenizer(Tokenizer):
+class TransformersTokenizer(Tokenizer):
     """An `AutoTokenizer`, by the directory it came from."""
 
     directory: str
@@ -62,7 +57,7 @@ class SlowTokenizer(Tokenizer):
     def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
-    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Reading:
+    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Encoding:
         """Without offsets: the prompt is what its own tokens are, as far as the row begins with them."""
         found = self._tokenizer(prompt + text, add_special_tokens=special, return_special_tokens_mask=True)
         row = np.array(found["input_ids"], dtype=np.int64)
@@ -71,7 +66,7 @@ class SlowTokenizer(Tokenizer):
         same = 0
         while same < min(len(alone), len(own)) and row[own[same]] == alone[same]:
             same += 1
-        return Reading(row, own[same:])
+        return Encoding(row, own[same:])
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens)))
@@ -83,13 +78,13 @@ class SlowTokenizer(Tokenizer):
         return {"kind": "transformers", "directory": self.directory}
 
 
-def slow_tokenizer(
+def transformers_tokenizer(
     directory: Path, *, trust_remote_code: bool = False, kind: str = "AutoTokenizer"
 ) -> tuple[Tokenizer | None, str | None]:
     """The tokenizer of a directory, if it has files for one; and why not, if transformers cannot read them."""
     if not any((directory / name).is_file() for name in FILES):
         return None, "it has no tokenizer: give tokens instead of text"
-    made = SlowTokenizer(str(directory), trust_remote_code, kind)
+    made = TransformersTokenizer(str(directory), trust_remote_code, kind)
     try:
         made.vocab_size  # noqa: B018 - whether it loads at all
     except Exception as error:  # whatever a tokenizer's own code raises: the model is usable without
@@ -109,59 +104,27 @@ def vocabulary(directory: Path) -> dict[str, int]:
     return {piece: number for number, piece in enumerate(lines)}
 
 
-def chat_prompt(directory: Path, prompt: str) -> str:
-    """What a model sees when a user says `prompt`, up to where it would begin to answer."""
-    return chat_text(directory, [{"role": "user", "content": prompt}], add_generation_prompt=True)
+def tokenizer_of(directory: Path) -> Tokenizer | None:
+    """The tokenizer.json of a model, if it has one."""
+    if not (directory / "tokenizer.json").is_file():
+        return None
+    return tokenizer_named("tokenizer.json", base=directory)
 
 
-@functools.lru_cache(maxsize=4)
-def check_chat(directory: Path) -> None:
-    """Raise `InputError` unless there is a chat template that works."""
-    chat_prompt(directory, "a")
+def token_count(tokenizer: Tokenizer | None, columns: int) -> int:
+    """How many columns stand for tokens; the rest pads the vocabulary to a round number."""
+    return min(columns, tokenizer.vocab_size) if tokenizer is not None else columns
 
 
-def chat_text(directory: Path, messages: list[dict[str, str]], **how: bool) -> str:
-    """A conversation as a model's template writes it. The template came with the model: it may fail, or never end."""
-    tokenizer = chat_tokenizer(directory)
-    try:
-        with _deadline(TEMPLATE_SECONDS):
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, **how))
-    except Exception as error:  # whatever a template raises
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise InputError(f"The chat template of {directory} fails: {type(error).__name__}: {reason}.") from error
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` in Python code that computes for longer, in any thread: a signal reaches the first only."""
-    end = time.thread_time() + seconds
-
-    def check(*_: Any) -> Any:
-        if time.thread_time() > end:
-            raise TimeoutError(f"it takes more than {seconds:g} seconds")
-        return check
-
-    before = sys.gettrace()
-    sys.settrace(check)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-@functools.lru_cache(maxsize=4)
-def chat_tokenizer(directory: Path) -> Any:
-    """The tokenizer of an instruct model, for its template alone."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError("Chat templates need transformers: pip install 'infodis[hf]'.") from error
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"The tokenizer of {directory} cannot be loaded: {error}") from error
-    if not tokenizer.chat_template:
-        raise InputError(f"{directory} has no chat template: it is not an instruct model. Leave the template out.")
-    return tokenizer
+def special_token(directory: Path, tokenizer: Tokenizer | None, name: str) -> int | None:
+    """The number of a special token that tokenizer_config.json names, such as bos_token."""
+    path = directory / "tokenizer_config.json"
+    number = getattr(tokenizer, "number", None)
+    if not path.is_file() or number is None:
+        return None
+    said = read_json(path)
+    if not isinstance(said, dict):
+        raise InputError(f"{path} is not what transformers writes: it must hold an object.")
+    content = said.get(name)
+    text = content.get("content") if isinstance(content, dict) else content
+    return number(text) if isinstance(text, str) else None

@@ -1,27 +1,17 @@
-"""What an adapter is asked for, and what it gives."""
+"""What a family of models must offer, and what it returns."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-
 from infodis.errors import InputError
-from infodis.models.data import Tokenizer
 from infodis.models.nets.network import Network
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How a model is wanted."""
-
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    trust_remote_code: bool = False
+from infodis.models.options import ModelOptions
+from infodis.models.tokenizers import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Opened:
+class LoadedModel:
     """A network, and what its directory says about it."""
 
     family: str
@@ -52,4 +42,4 @@ class Family(Protocol):
     """A module of this package."""
 
     def recognises(self, config: dict[str, Any]) -> bool: ...
-    def open_model(self, directory: Path, config: dict[str, Any], options: Options) -> Opened: ...
+    def load_model(self, directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel: ...

@@ -5,9 +5,10 @@ from typing import Any, cast
 
 from infodis.errors import InputError
 from infodis.models import checkpoint
-from infodis.models.adapters.files import read_config
-from infodis.models.adapters.opened import Opened, Options
+from infodis.models.adapters.family import LoadedModel
+from infodis.models.checkpoint import read_config
 from infodis.models.nets.network import Network
+from infodis.models.options import ModelOptions
 
 
 def recognises(config: dict[str, Any]) -> bool:
@@ -15,7 +16,7 @@ def recognises(config: dict[str, Any]) -> bool:
     return config.get("format") == checkpoint.FORMAT or ("tokens" in config and isinstance(config.get("model"), dict))
 
 
-def open_model(directory: Path, config: dict[str, Any], options: Options) -> Opened:
+def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel:
     """Read configuration, weights and tokenizer."""
     network, spec = checkpoint.load(directory)
     if spec.noise == "uniform":
@@ -23,8 +24,8 @@ def open_model(directory: Path, config: dict[str, Any], options: Options) -> Ope
             f"{directory} is a score network for uniform noise: without a mask it has no such conditionals. "
             "infodis.models.checkpoint.load gives the network, infodis.sampling.sample_uniform draws from it."
         )
-    network.to(options.device, options.dtype).requires_grad_(False)
-    return Opened(spec.network, cast(Network, network), spec.tokenizer, spec.length, spec.shape.positions or None)
+    network.to(options.device, options.torch_dtype).requires_grad_(False)
+    return LoadedModel(spec.network, cast(Network, network), spec.tokenizer, spec.length, spec.shape.positions or None)
 
 
 def is_uniform(directory: Path) -> bool:
