@@ -6,6 +6,7 @@ from infodis.design import (
     MaskDesign,
     Orders,
     Pairs,
+    PowerCount,
     StratifiedCount,
     Tiled,
     TimeFree,
@@ -16,6 +17,7 @@ from infodis.design import (
 RANDOM_DESIGNS: list[MaskDesign] = [
     TimeFree(),
     UniformCount(),
+    PowerCount(),
     StratifiedCount(),
     Pairs(),
     Tiled(),

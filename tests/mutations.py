@@ -362,9 +362,9 @@ MUTATIONS = (
     Mutation(
         "race-weight",
         "the weight of size k is 1 / (k p(k))",
-        "quantities/choose.py",
-        "(1 / (rows * sizes * share[sizes - 1]))",
-        "(1 / (rows * share[sizes - 1]))",
+        "design.py",
+        "1 / (rows * sizes * share[sizes - 1])",
+        "1 / (rows * share[sizes - 1])",
         ("test_race.py::test_certificate_against_enumeration",),
     ),
     Mutation(

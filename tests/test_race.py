@@ -15,13 +15,13 @@ from scipy import integrate, stats
 from infodis.auto import Auto
 from infodis.batching import Batching, converse, run
 from infodis.control import Neighbours
-from infodis.design import Orders, Pairs, StratifiedCount, Tiled, TimeFree, UniformCount
+from infodis.design import Orders, Pairs, PowerCount, StratifiedCount, Tiled, TimeFree, UniformCount
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
 from infodis.quantities import choose as module
-from infodis.quantities.choose import FEWEST, Field, Numbers, PowerCount, Race, Runner, Verdict, choose, choosing
+from infodis.quantities.choose import FEWEST, Field, Numbers, Race, Runner, Verdict, choose, choosing
 from infodis.rng import stream
 from infodis.testing import certificate_error
 
@@ -365,13 +365,13 @@ def test_record_is_json():
         (lambda: choose(CHAIN, [LIKELY, OTHER], sizes=[1, 0]), "positive number"),
         (lambda: choose(CHAIN, [LIKELY, OTHER], alpha=0), "alpha"),
         (lambda: choose(CHAIN, [LIKELY, OTHER], evaluations=0), "evaluations"),
-        (lambda: choose(CHAIN, [LIKELY, OTHER], evaluations=1), "two rows"),
+        (lambda: choose(CHAIN, [LIKELY, OTHER], evaluations=1), "two replicates"),
         (lambda: choose(CHAIN, [LIKELY, OTHER], design=Orders(), evaluations=12, context=[0]), "evaluations=17"),
         (lambda: choose(CHAIN, [LIKELY, OTHER], batch_size=0), "batch_size"),
         (lambda: Race(chance=1.0), "chance"),
         (lambda: Race(rows=0), "rows"),
         (lambda: PowerCount(power=2), "power"),
-        (lambda: PowerCount().layout(4, 1), "two rows"),
+        (lambda: PowerCount().layout(4, 1), "two replicates"),
         (lambda: run(choosing(CHAIN, [], [], Race(), seed=0, name=0)), "no choices"),
     ],
 )

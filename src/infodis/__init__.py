@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from infodis.design import Enumerate as Enumerate
     from infodis.design import Orders as Orders
     from infodis.design import Pairs as Pairs
+    from infodis.design import PowerCount as PowerCount
     from infodis.design import StratifiedCount as StratifiedCount
     from infodis.design import Tiled as Tiled
     from infodis.design import TimeFree as TimeFree
@@ -41,7 +42,7 @@ _HOMES = {
     "auto": ("Auto",),
     "control": ("Neighbours", "Positions"),
     "design": (
-        *("Enumerate", "Orders", "Pairs", "StratifiedCount", "Tiled"),
+        *("Enumerate", "Orders", "Pairs", "PowerCount", "StratifiedCount", "Tiled"),
         *("TimeFree", "TimeIntegral", "UniformCount"),
     ),
     "estimate": ("nll",),

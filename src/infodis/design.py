@@ -232,6 +232,33 @@ class UniformCount(MaskDesign):
 
 
 @dataclasses.dataclass(frozen=True)
+class PowerCount(MaskDesign):
+    """Size k with probability p(k) proportional to k^-power, weight 1 / (k p(k)) [eq:power-count]. Unbiased.
+
+    `UniformCount` is power 0, `TimeFree` is power 1. A sum of k surprisals, less their means, grows with the square
+    root of k: at power 1/2 small and large masks contribute equally to the spread, so that single rows have no long
+    tails. That is what races need. Several rows of a replicate are stratified.
+    """
+
+    power: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.power <= 1:
+            raise InputError(f"PowerCount needs a power from 0 to 1, got {self.power}.")
+
+    def layout(self, length: int, rows: int) -> Layout:
+        return _single_rows(length, rows, "PowerCount")
+
+    def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
+        rows, length = keys.shape[-2:]
+        share = torch.arange(1, length + 1, dtype=torch.float64) ** -self.power
+        share = share / share.sum()
+        strata = (torch.arange(rows) + levels) / rows
+        sizes = 1 + torch.searchsorted(share.cumsum(0)[:-1].contiguous(), strata.contiguous(), right=True)
+        return _per_position(_lowest(keys, sizes), 1 / (rows * sizes * share[sizes - 1]))
+
+
+@dataclasses.dataclass(frozen=True)
 class StratifiedCount(MaskDesign):
     """UniformCount with one level per stratum of [0, 1) and never a rounding: the honest form of LLaDA's sampler."""
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from infodis.auto import Auto
 from infodis.batching import Batching, run
 from infodis.control import Control, Neighbours, neighbour_maps, predict
-from infodis.design import Enumerate, Keys, Layout, Levels, MaskDesign, StratifiedCount, Tiled, WeightedMasks, numbers
+from infodis.design import Enumerate, Keys, Layout, Levels, MaskDesign, PowerCount, StratifiedCount, Tiled, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, Tokens, check_seed, read_items
 from infodis.item import Item, Positions
@@ -63,39 +63,6 @@ ROUNDING = 1e-6
 
 Scores = Float64[Tensor, "choices replicates"]
 Stopped = Literal["decided", "budget spent", "given up", "tied"]
-
-
-@dataclasses.dataclass(frozen=True)
-class PowerCount(MaskDesign):
-    """Size k with probability p(k) proportional to k^-power, weight 1 / (k p(k)) [eq:power-count]. Unbiased.
-
-    `UniformCount` is power 0, `TimeFree` is power 1. A sum of k surprisals, less their means, grows with the square
-    root of k: at power 1/2 small and large masks contribute equally to the spread, so that single rows have no long
-    tails. Several rows of a replicate are stratified.
-    """
-
-    power: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.power <= 1:
-            raise InputError(f"PowerCount needs a power from 0 to 1, got {self.power}.")
-
-    def layout(self, length: int, rows: int) -> Layout:
-        if length < 1 or rows < 2:
-            raise InputError(
-                f"A standard error needs a target of at least one position and two rows; got {length} and a budget of "
-                f"{rows}. Ask for evaluations=2 or more."
-            )
-        return Layout(replicates=rows, rows=1)
-
-    def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
-        rows, length = keys.shape[-2:]
-        share = torch.arange(1, length + 1, dtype=torch.float64) ** -self.power
-        share = share / share.sum()
-        strata = (torch.arange(rows) + levels) / rows
-        sizes = 1 + torch.searchsorted(share.cumsum(0)[:-1].contiguous(), strata.contiguous(), right=True)
-        masked = keys.argsort(-1).argsort(-1) < sizes.unsqueeze(-1)
-        return masked, masked * (1 / (rows * sizes * share[sizes - 1])).unsqueeze(-1)
 
 
 OPEN = (Auto, PowerCount, StratifiedCount, Tiled)
