@@ -2,18 +2,18 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from infodis.batching import run
 from infodis.errors import InputError
+from infodis.figures import consistency_map, save_picture
 from infodis.item import Item
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
 from infodis.predictor import Counting, Tempered, from_function
 from infodis.quantities.bounds import bounds
-from infodis.quantities.consistency import Circulations, Consistency, _draw_pairs, audit, circulating, draw_heat_map
+from infodis.quantities.consistency import Circulations, Consistency, _draw_pairs, audit, circulating
 from infodis.rng import stream
 from infodis.testing import Perturbed, Tabulated
 
@@ -167,13 +167,13 @@ def test_impossible_pairs_are_left_out_and_counted():
     assert nothing.impossible == 4
     assert nothing.table == []
     with pytest.raises(InputError, match="nothing to draw"):
-        draw_heat_map(nothing, Path("x.svg"))
+        consistency_map(nothing)
 
 
 def test_heat_map(tmp_path):
     found = audit(NOISY, X, pairs=64, orders=4, particles=2)
     for name in ("audit.svg", "audit.png"):
-        draw_heat_map(found, tmp_path / name)
+        save_picture(consistency_map(found), tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000
     text = (tmp_path / "audit.svg").read_text()
     for words in ("nats", "distance", "masked", "9-16"):

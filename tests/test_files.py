@@ -302,7 +302,7 @@ def test_a_cache_of_answers_that_is_not_ours(here):
 def test_pictures_beside_a_document_are_its_own(here):
     from test_reproduce import Trivial
 
-    from infodis.apps.report import figures
+    from infodis import figures
     from infodis.apps.reproduce.experiment import Bench, Outcome
     from infodis.apps.reproduce.writing import write_document
 

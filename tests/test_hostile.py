@@ -20,12 +20,11 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import infodis
-from infodis.apps.report.drawing import table
-from infodis.apps.report.values import Figure
 from infodis.cli import app, main
 from infodis.cli.report import read_records
 from infodis.cli.screen import Screen, tame_libraries
 from infodis.errors import InfodisError, InputError, PredictorError
+from infodis.figures import Figure, csv_text
 from infodis.jobs.inputs.places import find
 from infodis.models.files import POINTER, locate
 from infodis.noise.gaussian import gaussian_nll
@@ -174,10 +173,10 @@ def test_records_that_hold_no_numbers_are_refused(tmp_path, record, told):
 def test_cells_of_figures_are_no_formulas():
     texts = ("=1+1", "+1", "-1", "@x", "\t=1", "\n=1", "fine")
     figure = Figure("name", "title", "caption", {}, tuple({"text": text, "number": -1.5} for text in texts))
-    rows = list(csv.DictReader(io.StringIO(table(figure), newline="")))
+    rows = list(csv.DictReader(io.StringIO(csv_text(figure), newline="")))
     assert [row["text"] for row in rows] == [*(f"'{text}" for text in texts[:-1]), "fine"]
     assert {row["number"] for row in rows} == {"-1.5"}
-    assert "\r" not in table(Figure("name", "title", "caption", {}, ({"text": "a\r=1"},)))
+    assert "\r" not in csv_text(Figure("name", "title", "caption", {}, ({"text": "a\r=1"},)))
 
 
 @pytest.mark.parametrize("low", [-1e300, -1e39])

@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "infodis"
 LAYERS = {
     "": [
         {"errors", "rng", "terminal"},
-        {"files", "plotting", "device", "settings", "snapshot", "result"},
+        {"files", "device", "settings", "snapshot", "result"},
         {"item", "predictor"},
         {"design", "control"},
         {"auto"},
@@ -28,7 +28,7 @@ LAYERS = {
         {"batching"},
         {"estimate"},
         {"quantities", "testing"},
-        {"noise"},
+        {"figures", "noise"},
         {"models"},
         {"train", "sampling"},
         {"jobs"},
@@ -42,6 +42,8 @@ LAYERS = {
         {"consistency"},
         {"information"},
     ],
+    "figures": [{"figure"}, {"charts"}, {"results"}],
+    "apps/report": [{"values"}, {"page", "scores"}],
     "noise": [{"process", "schedule", "quadrature"}, {"gaussian", "dse"}],
     "models": [
         {"tokenizers", "nets", "chat"},
@@ -100,6 +102,11 @@ def test_imports_point_downwards(path):
         here, there = mine[shared], other[shared]
         together = any({here, there} <= some for some in TOGETHER)
         assert level[there] < level[here] or together, f"{'.'.join(mine)} imports {'.'.join(other)}"
+
+
+def test_one_room_draws():
+    drawing = re.compile(r"^\s*(?:import|from) (?:vl_convert|matplotlib|altair|plotly)", re.MULTILINE)
+    assert {dotted(path) for path in modules() if drawing.search(path.read_text())} == {("figures", "figure")}
 
 
 DRAWS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal"}
@@ -175,11 +182,12 @@ def test_bench_commands(tmp_path):
 
 def test_variance_figure(tmp_path):
     from infodis.apps.bench.experiments import variance
-    from infodis.apps.bench.figure import draw_variance
+    from infodis.apps.bench.figure import variance_figure
     from infodis.apps.bench.problems import chain_problem
+    from infodis.figures import save_picture
 
     found = list(variance([chain_problem(0.5, count=1, target=6)], rows=64, runs=3))
-    draw_variance(found, tmp_path / "variance.svg")
+    save_picture(variance_figure(found), tmp_path / "variance.svg")
     assert "<svg" in (tmp_path / "variance.svg").read_text()[:600]
 
 

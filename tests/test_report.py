@@ -16,10 +16,14 @@ import struct
 
 import pytest
 
-from infodis.apps.report import drawing, figures, page, payload
+from infodis import figures
+from infodis.apps.report import page
 from infodis.apps.report.scores import score_report
-from infodis.apps.report.values import Column, Figure, Finding, Report, Row, Table, Threshold, Tokens
+from infodis.apps.report.values import Column, Finding, Report, Row, Table, Threshold, Tokens
 from infodis.errors import InputError
+from infodis.figures import Figure
+from infodis.figures.charts import shared_bins
+from infodis.figures.figure import PALETTE
 from infodis.files import MANIFEST
 
 MARKUP = "</script><script>alert(1)</script>"
@@ -170,7 +174,7 @@ def test_tokens_survive_the_packing():
             for n in range(6)
         )
     )
-    found = json.loads(payload.payload(Report("t", rows=rows, columns=COLUMNS)))["tokens"]
+    found = json.loads(page.payload(Report("t", rows=rows, columns=COLUMNS)))["tokens"]
     start = 0
     for one, count in zip(rows, found["counts"], strict=True):
         if one.tokens is None:
@@ -187,9 +191,9 @@ def test_tokens_survive_the_packing():
 
 
 def test_hottest_is_a_high_quantile_and_never_zero():
-    assert payload.hottest([Tokens(("a",) * 101, tuple(k / 10 for k in range(101)))]) == 9.8
-    assert payload.hottest([Tokens(("a",) * 100, (0.0,) * 99 + (5.0,))]) == 5.0
-    assert payload.hottest([None, Tokens(("a", "b"), (None, 0.0))]) == payload.hottest([]) == 1.0
+    assert page.hottest([Tokens(("a",) * 101, tuple(k / 10 for k in range(101)))]) == 9.8
+    assert page.hottest([Tokens(("a",) * 100, (0.0,) * 99 + (5.0,))]) == 5.0
+    assert page.hottest([None, Tokens(("a", "b"), (None, 0.0))]) == page.hottest([]) == 1.0
 
 
 def test_a_thousand_rows_are_small():
@@ -253,8 +257,8 @@ def luminance(colour):
 @pytest.mark.parametrize("side", [0, 1], ids=["light", "dark"])
 def test_contrast(side):
     """WCAG: 4.5 for text, 3 for graphics."""
-    paper = luminance(drawing.PALETTE["paper"][side])
-    for name, colours in drawing.PALETTE.items():
+    paper = luminance(PALETTE["paper"][side])
+    for name, colours in PALETTE.items():
         light, dark = sorted((luminance(colours[side]), paper), reverse=True)
         least = 3 if name.startswith("series-") else 4.5
         assert name in ("paper", "line") or (light + 0.05) / (dark + 0.05) >= least, name
@@ -285,7 +289,7 @@ def test_histogram_against_counting():
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0] * 5, [0.0] * 99 + [1.0], [1e-300, 2e-300]])
 def test_bins_of_odd_values(values):
-    edges = figures.shared_bins([values])
+    edges = shared_bins([values])
     assert all(a < b for a, b in itertools.pairwise(edges))
     assert all(edges[0] <= value <= edges[-1] for value in values)
 
@@ -296,10 +300,18 @@ def all_figures():
         figures.histogram({"<A>": [1.0, 2.0], "B": [3.0]}, axis="nats", threshold=2.0),
         figures.roc(curve, [(x, y, y) for x, y in curve], area=0.75, interval=(0.7, 0.8), operating=(0.5, 0.9)),
         figures.bars({"<A>": (0.6, 0.5, 0.7)}, axis="AUROC", reference=0.5),
-        figures.profile({"<A>": [(0.0, 1.0, 0.5, 1.5), (1.0, 2.0, 1.5, 2.5)]}),
+        figures.lines({"<A>": [(0.0, 1.0, 0.5, 1.5), (1.0, 2.0, 1.5, 2.5)]}, axes=("x", "y"), name="band"),
         figures.calibration({"<A>": [(1.0, 1.1, 0.1), (2.0, math.nan, 0.1)]}),
         figures.lines({"<A>": [(1.0, 1.0), (100.0, 0.01)], "B": [(0.0, 1.0)]}, axes=("x", "y"), log=(True, True)),
         figures.lines({}, axes=("x", "y"), log=(True, True), name="empty"),
+        figures.beside(
+            [
+                figures.grouped_bars([("<A>", "k", 0.5, "0.5"), ("B", "l", 9.0, "9")], axis="x", kinds=["k", "l"]),
+                figures.grid([[1.0, None]], labels=[["<A>\n± 1", ""]], rows=["r"], columns=["a", "b"], axes=("x", "y")),
+            ],
+            name="beside",
+            title="Beside",
+        ),
         figures.matrix([[0.5] * 24, [-1.0] * 24], rows=["<A>", " "], columns=["'] + alert(1) + ['"] * 24),
     ]
 

@@ -7,10 +7,9 @@ import math
 import pytest
 import torch
 
-from infodis import load
+from infodis import figures, load
 from infodis.apps.bench.experiments import DESIGNS, pairs, ratios, run_many
 from infodis.apps.bench.problems import chain_problem
-from infodis.apps.report import figures
 from infodis.apps.reproduce import lengths, variance
 from infodis.apps.reproduce.experiment import Bench
 from infodis.apps.reproduce.material import ARC

@@ -2,8 +2,9 @@
 
 import random
 
-from infodis.apps.report import figures
-from infodis.apps.report.values import Column, Figure, Finding, Report, Row, Table, Threshold, Tokens
+from infodis import figures
+from infodis.apps.report.values import Column, Finding, Report, Row, Table, Threshold, Tokens
+from infodis.figures import Figure
 
 WORDS = ["the", "of", "and", "to", "in", "a", "is", "that", "was", "he", "for", "it", "with", "as", "his", "on", "be"]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -46,7 +47,7 @@ def audit(count=120, length=30):
         figures.histogram(groups, axis="nats per token", threshold=1.75, caption="Both groups."),
         figures.roc(points, band, area=0.8, interval=(0.7, 0.9), operating=(0.2, 0.7)),
         figures.bars(intervals, axis="AUROC", kinds={"nll": "model", "length": "trivial"}, reference=0.5),
-        figures.profile({name: [(k / 8, 1 + k, 0.9 + k, 1.1 + k) for k in range(9)] for name in "AB"}),
+        figures.lines({name: [(k / 8, 1 + k, 0.9 + k, 1.1 + k) for k in range(9)] for name in "AB"}, axes=("x", "y")),
     )
     return Report(
         title="B against A",

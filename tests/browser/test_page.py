@@ -6,7 +6,8 @@ import time
 import pytest
 
 from examples import EVIL, audit, hostile, odd
-from infodis.apps.report import drawing, page
+from infodis import figures
+from infodis.apps.report import page
 from infodis.apps.report.scores import score_report
 
 LINE = '[data-figure="0"] .role-mark.mark-rule line'
@@ -377,7 +378,7 @@ def test_figures_are_saved_as_the_static_files_are(open_page, file, report):
         content = waiting.value.path().read_bytes()
         assert content.startswith(beginning)
         if kind == "csv":
-            assert len(content.splitlines()) == len(drawing.table(report.figures[0]).splitlines())
+            assert len(content.splitlines()) == len(figures.csv_text(report.figures[0]).splitlines())
         if kind == "svg":
             assert b"var(" not in content
 

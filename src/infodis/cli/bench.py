@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from infodis.cli.screen import check_places, console, progress_console
-from infodis.files import result_file, result_text
+from infodis.files import result_text
 
 bench = typer.Typer(help="Measure the estimators against exact answers.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -36,10 +36,9 @@ def bench_variance(
     from infodis.apps.bench import experiments, problems
 
     if out is not None:
-        from infodis.apps.bench.figure import draw_variance
-        from infodis.plotting import load_pyplot
+        from infodis.figures import load_vega
 
-        load_pyplot()  # a missing library is told before the work, not after it
+        load_vega()  # a missing library is told before the work, not after it
     temperatures = temperature or [0.5, 0.15]
     made = (problems.chain_problem(t, count=sequences) for t in temperatures)
     found = _collect("every design on every problem", experiments.variance(made, rows=rows, runs=runs), out, "variance")
@@ -60,8 +59,10 @@ def bench_variance(
         console.print(table)
     _save(found, out, "variance")
     if out is not None:
-        with result_file(out / "variance.svg") as unfinished:
-            draw_variance(found, unfinished)
+        from infodis.apps.bench.figure import variance_figure
+        from infodis.figures import save_picture
+
+        save_picture(variance_figure(found), out / "variance.svg")
         console.print(f"Picture: {out / 'variance.svg'}")
 
 

@@ -33,7 +33,7 @@ def bounds(
     audit: Annotated[bool, typer.Option("--audit", help="Measure how much the conditionals disagree.")] = False,
     pairs: Annotated[int, typer.Option(min=2, help="Pairs of tokens that --audit looks at in each row.")] = 64,
     out: Annotated[Path | None, typer.Option(help="JSONL file for every row's numbers.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Picture of the audit (.svg, .png); implies --audit.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture of the audit (.svg, .png, .pdf); implies --audit.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=MOST, help="At most so many rows.")] = None,
     tokenizer: TokenizerName = None,
     chat_template: ChatTemplate = False,
@@ -47,11 +47,10 @@ def bounds(
 
     Example: [bold]infodis bounds texts.jsonl --model text8-tiny --orders 64 --audit --plot audit.svg[/bold]
     """
-    from infodis.files import result_file
     from infodis.jobs.inputs import entries
     from infodis.models.loading import load
     from infodis.quantities.bounds import Plan, average, bound_items
-    from infodis.quantities.consistency import audit_items, draw_heat_map
+    from infodis.quantities.consistency import audit_items
 
     plan = Plan(orders, particles)
     check_places(out, plot=plot, reads=[input])
@@ -79,8 +78,9 @@ def bounds(
         for table in _audit_tables(checked):
             console.print(table)
         if plot is not None:
-            with result_file(plot) as unfinished:
-                draw_heat_map(checked, unfinished)
+            from infodis.figures import consistency_map, save_picture
+
+            save_picture(consistency_map(checked), plot)
             console.print(f"Picture: {plot}")
 
 

@@ -49,7 +49,6 @@ def curve(
 
     Example: [bold]infodis curve texts.jsonl --model text8-tiny --limit 100 --plot curve.svg[/bold]
     """
-    from infodis.files import result_file
     from infodis.jobs.inputs import entries
     from infodis.models.loading import load
     from infodis.quantities import information
@@ -83,8 +82,9 @@ def curve(
     if out is not None:
         _write(out, [_record(entry.id, text, loaded) for entry, text in zip(found, profile.texts, strict=True)])
     if plot is not None:
-        with result_file(plot) as unfinished:
-            information.draw_curve(profile, unfinished, title=f"{input.name} under {model}")
+        from infodis.figures import information_curve, save_picture
+
+        save_picture(information_curve(profile, title=f"{input.name} under {model}"), plot)
 
 
 def _check_steps(steps: int, lengths: set[int]) -> None:

@@ -41,9 +41,9 @@ def write_report(
 ) -> None:
     """The page of a results file, and its figures if a directory is named."""
     check_page(out, reads=[results])
-    from infodis.apps.report.figures import save
     from infodis.apps.report.page import write
     from infodis.apps.report.scores import score_report
+    from infodis.figures import save
 
     records = read_records(results, limit)
     page = score_report(records, title=title or results.name, provenance=provenance([results]))
@@ -54,7 +54,7 @@ def write_report(
 
 def check_page(out: Path, *, reads: Iterable[Path]) -> None:
     """What stands in the way of a page is told before the work, not after it."""
-    from infodis.apps.report.drawing import load_vega
+    from infodis.figures import load_vega
 
     check_places(out, reads=reads)
     if out.suffix not in (".html", ".htm"):

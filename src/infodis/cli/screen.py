@@ -21,8 +21,6 @@ from infodis.errors import InputError
 from infodis.files import check_apart, check_own
 from infodis.terminal import printable
 
-PICTURES = (".svg", ".png", ".pdf")
-
 LINES = "\n\t"
 """Control characters that texts of several lines are made of."""
 
@@ -121,8 +119,6 @@ def check_places(*results: Path | None, plot: Path | None = None, reads: Iterabl
     for path in writes:
         check_own(path)
     if plot is not None:
-        from infodis.plotting import load_pyplot
+        from infodis.figures.figure import check_picture
 
-        if plot.suffix not in PICTURES:
-            raise InputError(f"A picture's name ends in {', '.join(PICTURES)}; got {plot.name}.")
-        load_pyplot()
+        check_picture(plot)

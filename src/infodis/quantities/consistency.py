@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import SupportsIndex
 
 import torch
@@ -24,7 +23,6 @@ from infodis.errors import InputError
 from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
-from infodis.plotting import load_pyplot
 from infodis.predictor import Predictor
 from infodis.quantities.bounds import Bounds, Plan, bound_items
 from infodis.result import Measured, sum_errors
@@ -338,46 +336,6 @@ def _draw_masks(
     """Uniform masks of given sizes that hold given pairs."""
     keys = uniforms(len(pair), length, generator=generator).scatter(1, pair, -1.0)
     return keys.argsort(1).argsort(1) < size.unsqueeze(1)
-
-
-def draw_heat_map(consistency: Consistency, path: Path) -> None:
-    """A picture of the table: root-mean-square circulation by distance and share masked. SVG or PNG, by the suffix."""
-    cells = consistency.table
-    if not cells:
-        raise InputError("There is nothing to draw: no pair had a circulation, all met probabilities of zero.")
-    pyplot = load_pyplot()
-    columns = sorted({cell.distances for cell in cells})
-    grid = torch.full((SHARES, len(columns)), math.nan, dtype=torch.float64)
-    for cell in cells:
-        grid[_line(cell), columns.index(cell.distances)] = cell.root_mean_square.value
-    figure, panel = pyplot.subplots(figsize=(1.8 + 0.95 * max(4, len(columns)), 4.4), layout="constrained")
-    top = max(float(grid[~grid.isnan()].max()), 1e-12)
-    picture = panel.pcolormesh(grid.numpy(), cmap="magma_r", vmin=0.0, vmax=top, edgecolors="white", linewidth=1.5)
-    for cell in cells:
-        found = cell.root_mean_square
-        text = f"{_short(found.value)}\n$\\pm$ {_short(found.standard_error)}"
-        middle = (columns.index(cell.distances) + 0.5, _line(cell) + 0.5)
-        colour = "white" if found.value > 0.5 * top else "black"
-        panel.text(*middle, text, ha="center", va="center", fontsize=8, color=colour)
-    labels = [span_of(low, high) for low, high in columns]
-    panel.set_xticks([n + 0.5 for n in range(len(columns))], labels)
-    panel.set_yticks(range(SHARES + 1), [f"{100 * n // SHARES} %" for n in range(SHARES + 1)])
-    panel.set(xlabel="distance of the two tokens", ylabel="share of the target that is masked")
-    panel.tick_params(length=0)
-    panel.spines[:].set_visible(False)
-    panel.set_title("How far two reveal orders of a pair disagree", fontsize=11)
-    figure.colorbar(picture, ax=panel, label="root-mean-square circulation, nats").outline.set_visible(False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=160)
-    pyplot.close(figure)
-
-
-def _line(cell: Cell) -> int:
-    return round(cell.shares[0] * SHARES)
-
-
-def _short(value: float) -> str:
-    """Two digits, without an exponent where that is short."""
-    return "?" if math.isinf(value) else "0" if value < 1e-8 else f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
 def span_of(low: int, high: int) -> str:

@@ -16,8 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ from infodis.errors import InputError
 from infodis.estimate import Request, Tokens, check_seed, read_items
 from infodis.item import Item, Positions
 from infodis.observe import Asker, Conversation, Observations
-from infodis.plotting import load_pyplot
 from infodis.predictor import Predictor
 from infodis.quantities.influence import Influence as Influence
 from infodis.quantities.influence import Information as Information
@@ -398,49 +396,3 @@ def _checked_profile(surprisal: Iterable[float] | Tensor) -> Float64[Tensor, " s
     if read.ndim != 1 or read.numel() == 0 or not bool(read.isfinite().all()):
         raise InputError(f"A profile must be a flat list of finite numbers g(1), ..., g(m), got {read.tolist()}.")
     return read
-
-
-def draw_curve(profile: Profile, path: Path, *, title: str = "") -> None:
-    """The information left at every noise level, and the profile, in bits per token with error bands."""
-    pyplot = load_pyplot()
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained")
-    grid = torch.linspace(0, 1, 201, dtype=torch.float64)
-    _draw_band(left, grid, profile.curve(grid), colour="#e07a5f", step=None)
-    left.plot(
-        [0, 1],
-        [float(profile.nll.value) / math.log(2), 0],
-        color="#9db4c0",
-        linestyle="--",
-        linewidth=1,
-        label="if tokens were independent",
-    )
-    left.set(xlabel="noise level: probability that a token is masked", ylabel="bits per token", xlim=(0, 1))
-    left.set_title("Information about the text that is left", fontsize=10)
-    most = max(text.tokens for text in profile.texts)
-    shares = (torch.arange(min(most, 512), dtype=torch.float64) + 0.5) / min(most, 512)
-    _draw_band(right, shares, profile.at_shares(shares), colour="#3d5a80", step="mid")
-    right.set(xlabel="share of tokens that are masked", ylabel="bits per masked token", xlim=(0, 1))
-    right.set_title("What a masked token costs", fontsize=10)
-    for panel in (left, right):
-        panel.set_ylim(bottom=min(0.0, panel.get_ylim()[0]))
-        panel.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False, fontsize=8)
-    figure.suptitle(title or f"{len(profile.texts)} texts, {profile.tokens} tokens", fontsize=11)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
-
-
-def _draw_band(panel: Any, places: Tensor, band: Rate, *, colour: str, step: str | None) -> None:
-    """A line with what is uncertain because of the masks (dark) and because of texts and masks (light)."""
-    bits = band.value / math.log(2)
-    style = {} if step is None else {"drawstyle": f"steps-{step}"}
-    panel.plot(places, bits, color=colour, linewidth=1.6, **style)
-    for error, alpha, label in (
-        (band.sampling_error, 0.18, "texts and masks, ± 2 standard errors"),
-        (band.monte_carlo_error, 0.4, "masks alone"),
-    ):
-        if error is not None:
-            half = 2 * error / math.log(2)
-            panel.fill_between(
-                places, bits - half, bits + half, step=step, color=colour, alpha=alpha, linewidth=0, label=label
-            )

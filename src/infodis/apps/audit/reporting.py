@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from infodis import figures
 from infodis.apps.audit.analysis import Audit, Suspects, Values
 from infodis.apps.audit.groups import Group
 from infodis.apps.audit.scores import PRIMARY, Record
 from infodis.apps.audit.wording import findings, p_text, percent
-from infodis.apps.report import figures
 from infodis.apps.report.page import write
 from infodis.apps.report.scores import tokens_of
-from infodis.apps.report.values import Column, Figure, Finding, Report, Row, Table, Threshold
+from infodis.apps.report.values import Column, Finding, Report, Row, Table, Threshold
+from infodis.figures import Figure
 from infodis.files import result_text
 
 STATISTICS, FIGURES, PAGE = "audit.json", "figures", "report.html"
@@ -168,8 +169,10 @@ def _profile(found: Audit) -> Figure:
                 error = math.sqrt(math.fsum((x - mean) ** 2 for x in nats) / (len(nats) - 1) / len(nats))
                 points.append((centre, mean, mean - 2 * error, mean + 2 * error))
         groups[group.name] = points
-    return figures.profile(
+    return figures.lines(
         groups,
+        name="profile",
+        title="Information profile",
         axes=("share of the tokens that is hidden", "nats per hidden token"),
         caption="Means over rows, with two standard errors.",
     )

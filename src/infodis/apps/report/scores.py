@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, variance
 from typing import Any
 
-from infodis.apps.report.figures import histogram, matrix, profile
-from infodis.apps.report.values import Column, Figure, Finding, Report, Row, Table, Tokens
+from infodis.apps.report.values import Column, Finding, Report, Row, Table, Tokens
+from infodis.figures import Figure, histogram, lines, matrix
 from infodis.jobs.summary import BIT, Rate
 
 Record = dict[str, Any]
@@ -163,9 +163,7 @@ def _figures(kept: Sequence[Record]) -> Iterator[Figure]:
     if len(along) > 1:
         axes = ("place in the scored text", "nats per token")
         caption = "Means over rows with 95 % intervals of other rows of the kind."
-        yield profile(
-            {"rows": along}, axes=axes, name="places", title="What a token costs by its place", caption=caption
-        )
+        yield lines({"rows": along}, axes=axes, name="places", title="What a token costs by its place", caption=caption)
 
     yield from _influences(kept)
 

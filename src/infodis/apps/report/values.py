@@ -1,11 +1,11 @@
 """What a report is made of: plain values, checked when they are made, that know nothing of HTML."""
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from infodis.errors import InputError
+from infodis.figures import Figure
 
 Cell = str | float | None
 
@@ -31,29 +31,6 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise InputError(f"A row of table {self.title!r} has {len(self.columns)} cells, got {len(row)}.")
-
-
-@dataclasses.dataclass(frozen=True)
-class Figure:
-    """A chart: a Vega-Lite specification without data, and its data. `name` is the stem of its files.
-
-    A parameter called `threshold` in the specification follows the slider of the page, and so do `false_positives` and
-    `true_positives`, the rates at that threshold.
-    """
-
-    name: str
-    title: str
-    caption: str
-    spec: dict[str, Any]
-    data: tuple[dict[str, Any], ...]
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
-            raise InputError(f"A figure's name is a file name of a-z, 0-9, - and _, got {self.name!r}.")
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        return frozenset(one["name"] for one in self.spec.get("params", ()))
 
 
 @dataclasses.dataclass(frozen=True)

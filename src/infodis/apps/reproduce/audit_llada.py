@@ -4,17 +4,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from infodis import figures
 from infodis.apps.audit.extra import check_extra
 from infodis.apps.audit.scores import PRIMARY, Record, Score
 from infodis.apps.audit.separation import Interval, Separation
 from infodis.apps.audit.wording import interval_text, p_text, percent, share_text
-from infodis.apps.report import figures
-from infodis.apps.report.values import Figure, Table
+from infodis.apps.report.values import Table
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.apps.reproduce.groups import Cut, Row, Shape, continued, transliterated
 from infodis.apps.reproduce.material import CHINESE, PAIRS, WIKITEXT
 from infodis.apps.reproduce.paragraphs import ENCYCLOPEDIA
 from infodis.apps.reproduce.texts import Precision, Versus, measured, ours, plain, the_papers, told, undecided
+from infodis.figures import Figure
 from infodis.jobs.jobs import ModelSpec
 from infodis.models.model import Model
 from infodis.models.tokenizers import ALPHABETS, Characters, text8_style

@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from infodis.apps.report import figures
-from infodis.apps.report.values import Figure, Table
+from infodis import figures
+from infodis.apps.report.values import Table
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.apps.reproduce.start import Memories, Neighbours, begin
 from infodis.apps.reproduce.trials import Measured, mean_of, without_one
 from infodis.design import Enumerate, TimeFree
 from infodis.estimate import Request, estimate_items
+from infodis.figures import Figure
 from infodis.files import atomic_file
 from infodis.item import Item
 from infodis.models.checkpoint import Spec

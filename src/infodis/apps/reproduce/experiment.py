@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from infodis.apps.report.values import Figure, Table
+from infodis.apps.report.values import Table
 from infodis.device import resolve_device
 from infodis.errors import InputError
+from infodis.figures import Figure
 from infodis.files import atomic_text
 from infodis.jobs.jobs import ModelSpec
 from infodis.predictor import Predictor

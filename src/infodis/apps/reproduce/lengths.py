@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 
+from infodis import figures
 from infodis.apps.bench.experiments import DESIGNS
-from infodis.apps.report import figures, values
 from infodis.apps.reproduce.experiment import Bench, Claim, Verdict
 from infodis.apps.reproduce.moments import LOWEST, Moments, law
 from infodis.apps.reproduce.trials import Measured, ratio_of
+from infodis.figures import Figure
 from infodis.item import Item
 from infodis.oracle import MarkovChain, Oracle
 from infodis.rng import stream
@@ -102,7 +103,7 @@ class Map:
         won = [length for length, one in zip(self.lengths, row, strict=True) if one is not None and _wins(one)]
         return str(max(won)) if won else "none"
 
-    def figures(self) -> tuple[values.Figure, ...]:
+    def figures(self) -> tuple[Figure, ...]:
         chains = {f"{bits:.2f}": row for bits, row in self.chains.items()}
         opened = {_tokens(n): row for n, row in self.opened.items()}
         return (
@@ -110,7 +111,7 @@ class Map:
             self._figure(opened, "surprise is in", "map-open", "Independent tokens: time-free against time integral"),
         )
 
-    def _figure(self, rows: Mapping[str, Row], axis: str, name: str, title: str) -> values.Figure:
+    def _figure(self, rows: Mapping[str, Row], axis: str, name: str, title: str) -> Figure:
         return figures.grid(
             [[None if one is None else math.log2(one.value) for one in row] for row in rows.values()],
             rows=list(rows),

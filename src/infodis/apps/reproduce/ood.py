@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from infodis import figures
 from infodis.apps.audit.analysis import LEVEL
 from infodis.apps.audit.confounds import check
 from infodis.apps.audit.extra import check_extra
@@ -11,8 +12,7 @@ from infodis.apps.audit.groups import Group, by_prompt, by_text
 from infodis.apps.audit.scores import PRIMARY
 from infodis.apps.audit.separation import Interval, Separation, difference, stronger
 from infodis.apps.audit.wording import interval_text, p_text, percent, share_text
-from infodis.apps.report import figures
-from infodis.apps.report.values import Figure, Table
+from infodis.apps.report.values import Table
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.apps.reproduce.groups import (
     Cut,
@@ -40,6 +40,7 @@ from infodis.apps.reproduce.texts import (
     told,
     undecided,
 )
+from infodis.figures import Figure
 from infodis.files import atomic_text
 from infodis.models.tokenizers import Characters, Tokenizer, text8_style
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig

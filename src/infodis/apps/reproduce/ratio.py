@@ -5,8 +5,9 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from infodis import figures
 from infodis.apps.bench.experiments import DESIGNS, pairs, ratios
-from infodis.apps.report import figures, values
+from infodis.apps.report import values
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome
 from infodis.apps.reproduce.trials import (
     MODEL,
@@ -27,6 +28,7 @@ from infodis.control import Neighbours
 from infodis.design import Tiled
 from infodis.errors import InputError
 from infodis.estimate import Request
+from infodis.figures import Figure
 from infodis.item import Item
 from infodis.models.model import Model
 from infodis.quantities.ratio import Comparison, Ratio, compare, margin
@@ -346,7 +348,7 @@ def _table(found: Found) -> values.Table:
     )
 
 
-def _bars(found: Found, rows: int) -> values.Figure:
+def _bars(found: Found, rows: int) -> Figure:
     points, kinds = {}, {}
     for name in (*SINGLE, *PLANNED):
         for kind, pick in (("coupled", _coupled), ("decoupled", _decoupled)):
@@ -362,7 +364,7 @@ def _bars(found: Found, rows: int) -> values.Figure:
     )
 
 
-def _lines(found: Found) -> values.Figure:
+def _lines(found: Found) -> Figure:
     budgets = sorted({rows for _, rows in found})
     series = {
         f"{name}, {kind}": [(float(rows), *mean_of(pick(found, name, rows)).point) for rows in budgets]

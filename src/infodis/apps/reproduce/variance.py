@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from infodis import figures
 from infodis.apps.bench.experiments import DESIGNS, measure
 from infodis.apps.bench.problems import Problem, chain_problem
-from infodis.apps.report import figures, values
+from infodis.apps.report import values
 from infodis.apps.reproduce import lengths
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome
 from infodis.apps.reproduce.material import ARC, HELLASWAG, PIQA
@@ -32,6 +33,7 @@ from infodis.control import Neighbours
 from infodis.design import MaskDesign, Tiled
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
+from infodis.figures import Figure
 from infodis.item import Item
 from infodis.models.model import Model
 from infodis.rng import key
@@ -444,7 +446,7 @@ def _first(found: Variances) -> int:
     return min(rows for _, _, rows in found)
 
 
-def _figure(found: Variances) -> values.Figure:
+def _figure(found: Variances) -> Figure:
     budgets = sorted({rows for _, _, rows in found})
     series = {name: [(float(rows), *mean_of(_pooled(found, name, rows)).point) for rows in budgets] for name in DRAWN}
     return figures.lines(

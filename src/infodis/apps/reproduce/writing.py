@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from infodis import __version__
-from infodis.apps.report import drawing, figures
+from infodis import __version__, figures
 from infodis.apps.report.page import cell, write
-from infodis.apps.report.values import Figure, Finding, Report, Table
+from infodis.apps.report.values import Finding, Report, Table
 from infodis.apps.reproduce.experiment import Bench, Experiment, Outcome
 from infodis.errors import InputError
+from infodis.figures import Figure
 from infodis.files import atomic_text, result_text
 
 PAGE = "report.html"
@@ -101,7 +101,7 @@ def write_document(done: Sequence[Done], path: Path, *, order: Sequence[str]) ->
         if picture.exists() and f"({IMAGES}/{picture.name})" not in before:
             raise InputError(f"{picture} is there already, and {path} does not show it. Move it away.")
     for picture, figure in pictures.items():
-        atomic_text(picture, drawing.svg(figure))
+        atomic_text(picture, figures.svg(figure))
     ordered = (_MARK.format(name) + sections[name] for name in order if name in sections)
     atomic_text(path, "\n\n".join([_HEAD, *ordered]) + "\n")
 

@@ -1,18 +1,15 @@
-"""Charts from plain numbers. Each builder returns a `Figure`; `save` writes one as SVG, PNG and CSV.
+"""Charts of plain numbers. Each builder returns a `Figure`.
 
 Group and series names are data: they never become field names or expressions of a specification.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from infodis.apps.report import drawing
-from infodis.apps.report.values import Figure
-from infodis.files import result_file, result_text
+from infodis.figures.figure import Figure
 
 WIDE = {"width": 720, "height": 240}
 HALF = {"width": 420, "height": 260}
@@ -26,15 +23,6 @@ ONCE: dict[str, Any] = {"values": [{}]}
 
 Numbers = Sequence[float | None]
 Point = tuple[float, ...]
-
-
-def save(figure: Figure, directory: Path) -> None:
-    """Write NAME.svg, NAME.png and NAME.csv."""
-    directory.mkdir(parents=True, exist_ok=True)
-    result_text(directory / f"{figure.name}.svg", drawing.svg(figure))
-    result_text(directory / f"{figure.name}.csv", drawing.table(figure))
-    with result_file(directory / f"{figure.name}.png") as unfinished:
-        unfinished.write_bytes(drawing.png(figure))
 
 
 def histogram(
@@ -197,6 +185,7 @@ def lines(
     axes: tuple[str, str],
     log: tuple[bool, bool] = (False, False),
     points: bool = False,
+    interpolate: str = "linear",
     wide: bool = False,
     name: str = "lines",
     title: str = "Lines",
@@ -204,7 +193,7 @@ def lines(
 ) -> Figure:
     """Lines through (x, y) or (x, y, low, high); the latter have a band. `log` makes x or y logarithmic.
 
-    What a logarithmic axis cannot show (zero and below) is left out.
+    What a logarithmic axis cannot show (zero and below) is left out. `interpolate` is Vega's: "linear", "step" ...
     """
     data: list[dict[str, Any]] = [
         {"series": one, **dict(zip(("x", "y", "low", "high"), point, strict=False))}
@@ -218,11 +207,11 @@ def lines(
     )
     colour = {"color": _colour(list(series), "series")}
     tips = [_tip("series"), *(_tip(field, ".4~g") for field in ("x", "y", "low", "high"))]
-    mark = {"type": "line", "strokeWidth": 2, "point": {"size": 40} if points else False}
+    mark = {"type": "line", "interpolate": interpolate, "strokeWidth": 2, "point": {"size": 40} if points else False}
     layers = [
         {
             "transform": [{"filter": "isValid(datum.low) && isValid(datum.high)"}],
-            "mark": {"type": "area", "opacity": 0.18},
+            "mark": {"type": "area", "interpolate": interpolate, "opacity": 0.18},
             "encoding": {"x": across, **_low_high(up), **colour},
         },
         {"mark": mark, "encoding": {"x": across, "y": up, "tooltip": tips, **colour}},
@@ -242,19 +231,6 @@ def _scale(values: Sequence[float], logarithmic: bool) -> dict[str, Any]:
 
 def _can_show(point: Point, log: tuple[bool, bool]) -> bool:
     return not (log[0] and point[0] <= 0) and not (log[1] and min(point[1:]) <= 0)
-
-
-def profile(
-    groups: Mapping[str, Sequence[Point]],
-    *,
-    axes: tuple[str, str] = ("share of tokens hidden", "nats per token"),
-    wide: bool = False,
-    name: str = "profile",
-    title: str = "Information profile",
-    caption: str = "",
-) -> Figure:
-    """What a token costs by how much of the text is hidden, or by any other place: lines with bands by group."""
-    return lines(groups, axes=axes, wide=wide, name=name, title=title, caption=caption)
 
 
 def calibration(
@@ -299,22 +275,21 @@ def matrix(
 
     Names of rows and columns may repeat: they are pieces of a text, drawn where they stand in it.
     """
-    cells: list[dict[str, Any]] = []
-    for row, numbers in enumerate(values):
-        for column, value in enumerate(numbers):
-            if value is not None and math.isfinite(value):
-                error = None if errors is None else errors[row][column]
-                cell = {"kind": "cell", "row": row, "column": column, "from": columns[column], "to": rows[row]}
-                cells.append({**cell, "sign": signs[value < 0], "size": abs(value), "nats": value, "error": error})
+    cells = [
+        {"kind": "cell", "row": row, "column": column, "from": columns[column], "to": rows[row]}
+        | {"sign": signs[value < 0], "size": abs(value), "nats": value, "error": error}
+        for row, column, value, error in _finite_cells(values, errors)
+    ]
     labels: list[dict[str, Any]] = [{"kind": "row", "row": n, "name": _seen(one)} for n, one in enumerate(rows)]
     labels += [{"kind": "column", "column": n, "name": _seen(one)} for n, one in enumerate(columns)]
-    across = {"field": "column", "type": "ordinal", "axis": None, "scale": {"domain": list(range(len(columns)))}}
-    down = {"field": "row", "type": "ordinal", "axis": None, "scale": {"domain": list(range(len(rows)))}}
-    strength = {"field": "size", "type": "quantitative", "scale": {"range": [0, 1], "zero": True}, "legend": None}
+    across, down = (
+        {"field": field, "type": "ordinal", "axis": None, "scale": {"domain": list(range(count))}}
+        for field, count in (("column", len(columns)), ("row", len(rows)))
+    )
     tips = [_tip("from"), _tip("to"), _tip("nats", "+.3f"), _tip("error", ".3f")]
     shade = _colour(signs, "sign")
     shade["legend"] |= {"offset": 2 * CELL}  # above the names of the columns
-    colour = {"color": shade, "opacity": strength, "tooltip": tips}
+    colour = {"color": shade, "opacity": _strength(0, 1), "tooltip": tips}
     name_of, label = {"text": {"field": "name"}}, {"type": "text", "style": "label"}
     layers = [
         _only("cell", {"type": "rect"}, {"x": across, "y": down, **colour}),
@@ -332,34 +307,104 @@ def grid(
     columns: Sequence[str],
     axes: tuple[str, str],
     errors: Sequence[Numbers] | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
     quantity: str = "value",
-    signs: tuple[str, str] = ("above", "below"),
+    signs: Sequence[str] = ("above", "below"),
     name: str = "grid",
     title: str = "Grid",
     caption: str = "",
 ) -> Figure:
-    """A map: signed numbers of rows by columns, written into cells of two colours, stronger where they are larger."""
-    data: list[dict[str, Any]] = []
-    for row, numbers in enumerate(values):
-        for column, value in enumerate(numbers):
-            if value is not None and math.isfinite(value):
-                error = None if errors is None else errors[row][column]
-                place = {"row": rows[row], "column": columns[column], "sign": signs[value < 0], "size": abs(value)}
-                data.append({**place, "value": value, "error": error})
-    titles = {"row": axes[1], "column": axes[0]}
-    straight = {"axis": {"labelAngle": 0, "domain": False, "ticks": False}}
-    down, across = (
-        {"field": one, "type": "nominal", "sort": None, "title": titles[one], **straight} for one in ("row", "column")
-    )
-    strength = {"field": "size", "type": "quantitative", "scale": {"range": [0.08, 0.75], "zero": True}, "legend": None}
-    tips = [_tip("row"), _tip("column"), {**_tip("value", "+.3f"), "title": quantity}, _tip("error", ".3f")]
-    layers = [
-        {"mark": "rect", "encoding": {"color": _colour(signs, "sign"), "opacity": strength, "tooltip": tips}},
-        {"mark": {"type": "text", "style": "label"}, "encoding": {"text": {"field": "value", "format": "+.1f"}}},
+    """A heat map: numbers of rows by columns, written into cells of two colours, stronger where they are larger.
+
+    `labels` are written instead of the numbers. `signs` names the colours; where no number is negative, one is enough.
+    """
+    data: list[dict[str, Any]] = [
+        {"row": rows[row], "column": columns[column], "sign": signs[value < 0], "size": abs(value)}
+        | {"value": value, "error": error, "label": labels[row][column] if labels else f"{value:+.1f}"}
+        for row, column, value, error in _finite_cells(values, errors)
     ]
-    size = {"width": 3 * CELL * len(columns), "height": 2 * CELL * len(rows)}
+    straight = {"axis": {"labelAngle": 0, "domain": False, "ticks": False}}
+    across, down = (
+        {"field": field, "type": "nominal", "sort": list(names), "title": axis, **straight}
+        for field, names, axis in zip(("column", "row"), (columns, rows), axes, strict=True)
+    )
+    tips = [_tip("row"), _tip("column"), {**_tip("value", "+.3f"), "title": quantity}, _tip("error", ".3f")]
+    colour = {"color": _colour(signs, "sign"), "opacity": _strength(0.08, 0.75)}
+    text = {"type": "text", "style": "label", "lineBreak": "\n", "baseline": "middle"}
+    text |= {"dy": {"expr": "-7 * (length(split(datum.label, '\\n')) - 1)"}}
+    layers = [
+        {"mark": "rect", "encoding": {**colour, "tooltip": tips}},
+        {"mark": text, "encoding": {"text": {"field": "label"}}},
+    ]
+    longest = max((len(line) for row in data for line in row["label"].splitlines()), default=0)
+    size = {"width": max(3 * CELL, 7 * longest + 12) * len(columns), "height": 2 * CELL * len(rows)}
     spec = {**size, "encoding": {"x": across, "y": down}, "layer": layers}
     return Figure(name, title, caption, spec, tuple(data))
+
+
+def _finite_cells(
+    values: Sequence[Numbers], errors: Sequence[Numbers] | None
+) -> list[tuple[int, int, float, float | None]]:
+    """Row, column, value and error of what is known."""
+    return [
+        (row, column, value, None if errors is None else errors[row][column])
+        for row, numbers in enumerate(values)
+        for column, value in enumerate(numbers)
+        if value is not None and math.isfinite(value)
+    ]
+
+
+def _strength(low: float, high: float) -> dict[str, Any]:
+    """How strong a cell's colour is, by the size of its number."""
+    return {"field": "size", "type": "quantitative", "scale": {"range": [low, high], "zero": True}, "legend": None}
+
+
+def grouped_bars(
+    bars: Sequence[tuple[str, str, float, str]],
+    *,
+    axis: str,
+    kinds: Sequence[str],
+    name: str = "bars",
+    title: str = "Bars",
+    caption: str = "",
+) -> Figure:
+    """Positive numbers (name, kind, value, label) as bars on a logarithmic axis: a group for each name, kinds inside.
+
+    The bars begin at 1: what is below reaches to the left.
+    """
+    data = [{"name": one, "kind": kind, "value": value, "label": label} for one, kind, value, label in bars]
+    ends = [1.0, *(value for _, _, value, _ in bars)]
+    scale = {"type": "log", "domain": [min(ends) / 1.5, max(ends) * 6], "nice": False}  # room for the labels
+    across = {**_quantity("value", axis), "scale": scale, "axis": {"grid": True, "format": "~g", "tickCount": 4}}
+    names = {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": {"domain": False, "ticks": False}}
+    inside = {"field": "kind", "type": "nominal", "sort": list(kinds)}
+    label = {"type": "text", "style": "label", "align": "left", "dx": 4, "fontSize": 10}
+    after = {**across, "field": "end"}
+    layers = [
+        {"mark": {"type": "bar"}, "encoding": {"x": across, "x2": {"datum": 1.0}, "color": _colour(kinds, "kind")}},
+        {"mark": label, "encoding": {"x": after, "text": {"field": "label"}}},
+        *_rule(1.0),
+    ]
+    for layer in layers[:2]:
+        layer["encoding"] |= {"y": names, "yOffset": inside, "tooltip": [_tip("name"), _tip("kind"), _tip("label")]}
+    for row in data:
+        row["end"] = max(1.0, row["value"])
+    height = 14 * len(kinds) * len({row["name"] for row in data})
+    return Figure(name, title, caption, {"width": 300, "height": height, "layer": layers}, tuple(data))
+
+
+def beside(panels: Sequence[Figure], *, name: str, title: str, caption: str = "") -> Figure:
+    """Figures next to each other as one; the captions of the panels stand below their titles."""
+    data = tuple({"panel": n, **row} for n, panel in enumerate(panels) for row in panel.data)
+    parts = [
+        {
+            **panel.spec,
+            "title": {"text": panel.title, **({"subtitle": panel.caption} if panel.caption else {})},
+            "transform": [{"filter": {"field": "panel", "equal": n}}],
+        }
+        for n, panel in enumerate(panels)
+    ]
+    return Figure(name, title, caption, {"hconcat": parts, "spacing": 40}, data)
 
 
 def _seen(piece: str) -> str:

@@ -1,18 +1,21 @@
-"""Vega, where it is installed: pip install 'infodis[report]'. Colours and fonts of charts and page.
+"""A figure as plain data, how it looks, and its files. Vega draws it: pip install 'infodis[report]'.
 
 `vl_convert` carries Vega and Vega-Lite. A chart is written once, as a Vega-Lite specification: static files are drawn
-from it here, and the page draws it with the same libraries in the browser.
+from it here, and the page draws it with the same libraries in the browser. Nothing of the user's is changed.
 """
 
 import csv
+import dataclasses
 import functools
 import io
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from infodis.apps.report.values import Figure
-from infodis.errors import InfodisError
+from infodis.errors import InfodisError, InputError
+from infodis.files import result_file, result_text
 from infodis.terminal import printable
 
 PALETTE = {
@@ -40,6 +43,29 @@ PNG_SCALE = 2.0
 
 FORMULA = ("=", "+", "-", "@", "\t", "\n")
 """What a spreadsheet's formula may begin with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A chart: a Vega-Lite specification without data, and its data. `name` is the stem of its files.
+
+    A parameter called `threshold` in the specification follows the slider of the page, and so do `false_positives` and
+    `true_positives`, the rates at that threshold.
+    """
+
+    name: str
+    title: str
+    caption: str
+    spec: dict[str, Any]
+    data: tuple[dict[str, Any], ...]
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
+            raise InputError(f"A figure's name is a file name of a-z, 0-9, - and _, got {self.name!r}.")
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return frozenset(one["name"] for one in self.spec.get("params", ()))
 
 
 def light(name: str) -> str:
@@ -92,7 +118,7 @@ def load_vega() -> Any:
     try:
         import vl_convert
     except ImportError:
-        raise InfodisError("Reports and their figures need vl-convert-python: pip install 'infodis[report]'.") from None
+        raise InfodisError("Pictures and reports need vl-convert-python: pip install 'infodis[report]'.") from None
     return vl_convert
 
 
@@ -103,7 +129,7 @@ def vega_script() -> str:
 
 
 def svg(figure: Figure) -> str:
-    """A figure as an SVG picture."""
+    """A figure as an SVG picture, the same at every run."""
     return str(load_vega().vegalite_to_svg(_complete(figure), config=config(light)))
 
 
@@ -112,7 +138,42 @@ def png(figure: Figure) -> bytes:
     return bytes(load_vega().vegalite_to_png(_complete(figure), config=config(light), scale=PNG_SCALE))
 
 
-def table(figure: Figure) -> str:
+def pdf(figure: Figure) -> bytes:
+    """A figure as a PDF page of its size."""
+    return bytes(load_vega().vegalite_to_pdf(_complete(figure), config=config(light)))
+
+
+PICTURES: dict[str, Callable[[Figure], bytes]] = {
+    ".svg": lambda one: svg(one).encode("utf-8"),
+    ".png": png,
+    ".pdf": pdf,
+}
+"""Kinds of pictures, by the suffix of their files."""
+
+
+def check_picture(path: Path) -> None:
+    """Raise an error unless a picture can be drawn to this path: before the work, not after it."""
+    if path.suffix not in PICTURES:
+        raise InputError(f"A picture's name ends in {', '.join(PICTURES)}; got {path.name}.")
+    load_vega()
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write one picture, of the kind that the suffix names."""
+    check_picture(path)
+    with result_file(path) as unfinished:
+        unfinished.write_bytes(PICTURES[path.suffix](figure))
+
+
+def save(figure: Figure, directory: Path) -> None:
+    """Write NAME.svg, NAME.png and NAME.csv."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for kind in ("svg", "png"):
+        save_picture(figure, directory / f"{figure.name}.{kind}")
+    result_text(directory / f"{figure.name}.csv", csv_text(figure))
+
+
+def csv_text(figure: Figure) -> str:
     """The numbers of a figure as CSV. A text that a spreadsheet would take for a formula begins with an apostrophe."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in figure.data for name in row)), lineterminator="\n")

@@ -1,0 +1,34 @@
+"""All pictures, by one library: Vega-Lite specifications that pages draw in the browser and `save` draws as files.
+
+    figure = figures.lines({"validation": [(1.0, 4.2), (2.0, 3.9)]}, axes=("epoch", "bits per token"))
+    figures.save(figure, Path("figures"))                # lines.svg, lines.png and lines.csv
+    figures.save_picture(figure, Path("losses.pdf"))     # .svg, .png or .pdf
+
+A `Figure` is plain data. Charts of plain numbers are made in `charts`, those of results in `results`. Drawing needs
+vl-convert-python: pip install 'infodis[report]'.
+"""
+
+from infodis.figures.charts import bars, beside, calibration, grid, grouped_bars, histogram, lines, matrix, roc
+from infodis.figures.figure import Figure, csv_text, load_vega, png, save, save_picture, svg
+from infodis.figures.results import consistency_map, information_curve
+
+__all__ = [
+    "Figure",
+    "bars",
+    "beside",
+    "calibration",
+    "consistency_map",
+    "csv_text",
+    "grid",
+    "grouped_bars",
+    "histogram",
+    "information_curve",
+    "lines",
+    "load_vega",
+    "matrix",
+    "png",
+    "roc",
+    "save",
+    "save_picture",
+    "svg",
+]
