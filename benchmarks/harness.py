@@ -6,7 +6,7 @@ Both are model classes of the harness around the same network, and are handed th
 multiple choice question after its context, rows {"x", "choices", "label"} of a JSONL file, in the letters of text8. The
 other class does what the harness files of diffusion models do: 128 draws a request, in batches of 16, request after
 request, sizes of masks spread evenly over a batch. Ours spends fewer draws, since each tells more. Portions of the
-questions alternate between the two, so that both meet the same machine; processor time is told beside the time that
+questions alternate between the two, so that both meet the same machine; processor time is printed beside the time that
 passed, since only the former is left alone by other programs.
 
 Standard errors are those of each request: of batches of 16 for the other class, of replicates for ours. `--race` adds
@@ -16,7 +16,6 @@ our races, whose losers are known badly on purpose. `--truth` compares decisions
 import argparse
 import functools
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +28,11 @@ from lm_eval.api.model import LM
 
 import infodis
 from infodis.apps.bench.peers import LladaSampler
-from infodis.apps.lm_eval.lm_eval import InfodisLM
-from infodis.apps.lm_eval.questions import Place, Reader
+from infodis.apps.lm_eval.harness import InfodisLM
+from infodis.apps.lm_eval.requests import RequestId, RequestReader
 from infodis.models.model import Model
 from infodis.models.tokenizers import text8_style
+from infodis.result import Measured
 from infodis.rng import stream, uniforms
 
 DRAWS, BATCH = 128, 16
@@ -44,7 +44,7 @@ class OneAtATime(LM):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model, self.reader = model, Reader(model)
+        self.model, self.reader = model, RequestReader(model)
         self.errors: list[float] = []
         self.rows = 0
 
@@ -52,7 +52,7 @@ class OneAtATime(LM):
         return [(-self.nll(n, *request.args), False) for n, request in enumerate(requests)]
 
     def nll(self, number: int, context: str, continuation: str) -> float:
-        item = self.reader.pair(Place(None, None, number), context, continuation).item
+        item = self.reader.pair(RequestId(None, None, number), context, continuation).item
         assert item is not None
         tokens = item.tokens.expand(BATCH, -1)
         found = []
@@ -66,9 +66,9 @@ class OneAtATime(LM):
             cost = self.model.surprisal(tokens, masked)[:, item.target]
             found.append(float((weight[0] * cost).sum()))
         self.rows += DRAWS
-        spread = torch.tensor(found, dtype=torch.float64)
-        self.errors.append(float(spread.std()) / math.sqrt(len(found)))
-        return float(spread.mean())
+        nll = Measured.mean(found)
+        self.errors.append(nll.standard_error)
+        return nll.value
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         raise NotImplementedError
@@ -85,7 +85,7 @@ class Ours(InfodisLM):
         self.errors: list[float] = []
         self.rows = 0
 
-    def _keep(self, records: list[dict[str, Any]], doubts: list[Any]) -> None:
+    def _keep(self, records: list[dict[str, Any]], errors: list[Any]) -> None:
         self.errors += [record["standard_error"] for record in records]
         self.rows += sum(record["evaluations"] for record in records)
 
@@ -110,7 +110,7 @@ def decisions(answers: Sequence[tuple[float, bool]], asked: list[tuple[list[Inst
     return [max(enumerate(next(values)[0] for _ in requests), key=lambda pair: pair[1])[0] for requests, _ in asked]
 
 
-def tell(name: str, lm: Any, spent: "Time", answers: list, asked: list, truth: list[int] | None) -> None:
+def print_result(name: str, lm: Any, spent: "Time", answers: list, asked: list, truth: list[int] | None) -> None:
     mine = decisions(answers, asked)
     right = sum(choice == label for choice, (_, label) in zip(mine, asked, strict=True))
     errors = torch.tensor(lm.errors, dtype=torch.float64)
@@ -118,7 +118,7 @@ def tell(name: str, lm: Any, spent: "Time", answers: list, asked: list, truth: l
     print(
         f"{name}: {len(answers) / spent.passed:.2f} requests/s ({len(answers)} in {spent.passed:.1f} s, "
         f"{spent.processor:.1f} s of processor time), "
-        f"{lm.rows / len(answers):.1f} forward rows each, standard error mean {float(errors.mean()):.3f}, "
+        f"{lm.rows / len(answers):.1f} forward passes each, standard error mean {float(errors.mean()):.3f}, "
         f"root mean square {float(errors.square().mean().sqrt()):.3f} nats; "
         f"{right}/{len(asked)} right{same}"
     )
@@ -142,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="JSONL with x, choices and label")
     parser.add_argument("--items", type=int, default=300, help="questions")
-    parser.add_argument("--evaluations", type=int, default=32, help="our forward rows per request")
+    parser.add_argument("--evaluations", type=int, default=32, help="our forward passes per request")
     parser.add_argument("--model", default="text8-tiny")
     parser.add_argument("--truth", type=int, help="draws per request of a long run to compare decisions with")
     parser.add_argument("--race", action="store_true", help="our races too")
@@ -171,7 +171,7 @@ def main() -> None:
         whole = [one for some, _ in asked for one in some]
         truth = decisions(Ours(model, evaluations=given.truth, seed=1).loglikelihood(whole), asked)
     for name, lm in rivals.items():
-        tell(name, lm, spent[name], answers[name], asked, truth)
+        print_result(name, lm, spent[name], answers[name], asked, truth)
     for name in list(rivals)[1:]:
         other = spent["one at a time"]
         print(

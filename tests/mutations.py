@@ -739,7 +739,7 @@ MUTATIONS = (
         "if not fields:",
         (
             "test_engine.py::test_a_changed_digit_of_the_manifest_is_noticed",
-            "test_lm_eval.py::test_a_changed_digit_of_the_cache_is_noticed",
+            "apps/test_lm_eval.py::test_a_changed_digit_of_the_cache_is_noticed",
         ),
     ),
     Mutation(

@@ -287,15 +287,15 @@ def test_training_removes_only_its_own_checkpoints(here):
 
 
 def test_a_cache_of_answers_that_is_not_ours(here):
-    from infodis.apps.lm_eval.cache import Cache, digest
-    from infodis.apps.lm_eval.report import SideFile
+    from infodis.apps.lm_eval.monte_carlo import RequestLog
+    from infodis.apps.lm_eval.scorer import ResponseCache, digest
 
     path = here / f"{digest({'model': 1})}.jsonl"
     path.write_text("no line end")
     with pytest.raises(InputError, match="not what this program wrote"):
-        Cache(here, {"model": 1}).add({"key": {"value": 1}})
+        ResponseCache(here, {"model": 1}).add({"key": {"value": 1}})
     with pytest.raises(InputError, match="is there already"):
-        SideFile(path, {})
+        RequestLog(path, {})
     assert path.read_text() == "no line end"
 
 

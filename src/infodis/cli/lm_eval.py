@@ -21,7 +21,8 @@ def lm_eval(context: typer.Context) -> None:
         from lm_eval import evaluator
     except ImportError as error:
         raise InputError("The harness is not installed: pip install 'infodis[eval]'.") from error
-    import infodis.apps.lm_eval.lm_eval  # noqa: F401 - registers the model
+    import infodis.apps.lm_eval.harness  # noqa: F401 - registers the model
+    from infodis.apps.lm_eval.monte_carlo import summary
 
     evaluate = evaluator.simple_evaluate
     found: list[dict[str, Any]] = []
@@ -32,7 +33,9 @@ def lm_eval(context: typer.Context) -> None:
         return results
 
     _run(keeping, context.args)
-    _tell(found)
+    for results in found:
+        for line in summary(results):
+            write_line(line)
 
 
 def _run(evaluate: Any, arguments: list[str]) -> None:
@@ -49,11 +52,3 @@ def _run(evaluate: Any, arguments: list[str]) -> None:
     finally:
         evaluator.simple_evaluate = lm_eval.simple_evaluate = before[0]
         sys.argv = before[1]
-
-
-def _tell(found: list[dict[str, Any]]) -> None:
-    from infodis.apps.lm_eval.report import summary
-
-    for results in found:
-        for line in summary(results):
-            write_line(line)

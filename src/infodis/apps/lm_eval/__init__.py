@@ -1,1 +1,1 @@
-"""infodis inside other people's programs: models for lm-evaluation-harness (`lm_eval`, extra `eval`)."""
+"""infodis as a model of lm-evaluation-harness (extra `eval`)."""

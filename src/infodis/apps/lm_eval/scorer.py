@@ -1,32 +1,114 @@
-"""Answers to the questions of a harness, many at a time: what is known already, is not asked again."""
+"""Responses to requests of the harness, many at a time, and a cache so that nothing is computed twice."""
 
 import dataclasses
+import hashlib
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from infodis.apps.lm_eval.cache import Cache, digest
-from infodis.apps.lm_eval.greedy import greedy
-from infodis.apps.lm_eval.questions import DECIDED, NOTHING, Answer, Document, Question
-from infodis.apps.lm_eval.settings import Settings
+from infodis.apps.lm_eval.arguments import ModelArgs
+from infodis.apps.lm_eval.requests import DECIDED, EMPTY, RequestGroup, Response, RollingRequest
 from infodis.batching import Batching, converse
-from infodis.errors import PredictorError
+from infodis.errors import InputError, PredictorError
 from infodis.estimate import estimate_items
 from infodis.item import Item
 from infodis.models.model import Model
 from infodis.quantities.choose import Verdict, choosing
+from infodis.result import Measured
+from infodis.snapshot import sealed, unsealed
 
-ROWS = 2**15
-"""Forward rows between two visits to the cache, about: what a crash costs."""
+PASSES = 2**15
+"""Forward passes between two visits to the cache, about: what a crash costs."""
 
-AHEAD = 1e-9
-"""By how much the winner of a race leads at least, relatively."""
+LEAD = 1e-9
+"""By how much the winner of a race leads at least, relative to its score."""
 
+Records = dict[str, dict[str, Any]]
 Progress = Callable[[int], None]
 
 
+def digest(*path: Any) -> str:
+    """The hash of what was asked."""
+    return hashlib.blake2b(json.dumps(path, ensure_ascii=True).encode(), digest_size=16).hexdigest()
+
+
+class ResponseCache:
+    """Records by the hash of what was asked; without a directory they are kept for this run only.
+
+    A directory has a file for every combination of model, estimator, seed and dtype. The first line of a file says
+    which; every other line is a record with a checksum. Lines are appended whole, by any number of processes. A damaged
+    one is dropped, and its request is scored again.
+    """
+
+    def __init__(self, directory: Path | None, settings: dict[str, Any]) -> None:
+        self._header = json.dumps(settings, sort_keys=True).encode() + b"\n"
+        self._file = None if directory is None else directory / f"{digest(settings)}.jsonl"
+        self._known: Records = {}
+        if directory is not None and self._file is not None:
+            if directory.exists() and not directory.is_dir():
+                raise InputError(f"The cache must be a directory; {directory} is a file. Choose another place.")
+            directory.mkdir(parents=True, exist_ok=True)
+            self._known = self._read(self._file)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """An earlier record."""
+        return self._known.get(key)
+
+    def add(self, records: Records) -> None:
+        """Keep records: they are on disk when this returns."""
+        import fcntl  # imported here: not every system has it
+
+        self._known |= records
+        if self._file is None or not records:
+            return
+        lines = b"".join(json.dumps(sealed({"key": key, **fields})).encode() + b"\n" for key, fields in records.items())
+        with open(self._file, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = _whole(file)
+            file.truncate(size)
+            file.write(lines if size else self._header + lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, path: Path) -> Records:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        lines = content.split(b"\n")[:-1]  # what is behind the last line end was never finished
+        if path.is_symlink() or not (content.startswith(self._header) or self._header.startswith(content)):
+            raise InputError(f"{path} is not what this program wrote: its first line is another one. Move it away.")
+        found: Records = {}
+        for line in lines[1:]:
+            try:
+                fields = unsealed(json.loads(line))
+                found[fields.pop("key")] = fields
+            except (ValueError, KeyError):
+                continue  # damaged: asked again
+        return found
+
+
+def _whole(file: Any) -> int:
+    """Where the last whole line of a file ends."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - 2**16)
+        file.seek(start)
+        place = file.read(end - start).rfind(b"\n")
+        if place >= 0:
+            return min(size, start + place + 1)
+        end = start
+    return 0
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Target:
-    """One thing to score, under its name in the random streams."""
+class NamedItem:
+    """An item, and its name in the random streams."""
 
     item: Item
     name: int
@@ -37,157 +119,134 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Scorer:
-    """A model, how it is asked, and what it answered before."""
+class RequestScorer:
+    """A model, how it is evaluated, and what is known already."""
 
     model: Model
-    settings: Settings
-    cache: Cache
+    args: ModelArgs
+    cache: ResponseCache
 
-    def questions(self, questions: Sequence[Question], progress: Progress) -> list[list[Answer]]:
-        """The likelihoods of everything that is asked, question by question."""
-        order = sorted(range(len(questions)), key=lambda n: -questions[n].longest)  # neighbours pad each other least
-        found: dict[int, list[Answer]] = {}
-        for numbers in _portions(order, self._portion, size=lambda n: len(questions[n].asked)):
-            some = [questions[n] for n in numbers]
-            if self.settings.raced is not None:
-                self._race([question for question in some if question.is_choice])
-            self._score(_targets(question for question in some if not self._raced(question)))
-            found |= {number: self._answers(questions[number]) for number in numbers}
-            progress(sum(len(question.asked) for question in some))
-        return [found[n] for n in range(len(questions))]
+    def loglikelihoods(self, groups: Sequence[RequestGroup], progress: Progress) -> list[list[Response]]:
+        """The responses of every group, in order."""
+        order = sorted(range(len(groups)), key=lambda n: -groups[n].longest)  # rows of like length need least padding
+        found: dict[int, list[Response]] = {}
+        for numbers in chunks(order, self._at_once, size=lambda n: len(groups[n].requests)):
+            some = [groups[n] for n in numbers]
+            if self.args.raced is not None:
+                self._run_races([group for group in some if group.is_choice])
+            self._score(
+                NamedItem(item, group.name) for group in some if not self._race_result(group) for item in group.items
+            )
+            found |= {number: self._responses(groups[number]) for number in numbers}
+            progress(sum(len(group.requests) for group in some))
+        return [found[n] for n in range(len(groups))]
 
-    def documents(self, documents: Sequence[Document], progress: Progress) -> list[Answer]:
-        """The likelihoods of long texts, window by window."""
-        targets = [
-            Target(item, document.name(number)) for document in documents for number, item in enumerate(document.items)
-        ]
-        for some in _portions(targets, self._portion):
+    def rolling(self, requests: Sequence[RollingRequest], progress: Progress) -> list[Response]:
+        """The responses of long texts, added up over their windows."""
+        items = [[NamedItem(item, one.name(n)) for n, item in enumerate(one.windows)] for one in requests]
+        for some in chunks([item for windows in items for item in windows], self._at_once):
             self._score(some)
             progress(len(some))
-        answers = iter([self._known(target.key) for target in targets])
-        return [document.sum([next(answers) for _ in document.items]) for document in documents]
-
-    def decoded(self, items: Sequence[Item], progress: Progress) -> list[tuple[bool, int]]:
-        """Whether greedy decoding gives the targets of items, and the forward rows that it took to know."""
-        keys = [digest("greedy", item.key) for item in items]
-        missing = {key: item for key, item in zip(keys, items, strict=True) if self.cache.get(key) is None}
-        for some in _portions(list(missing), self._portion):
-            found = greedy(self.model, [missing[key] for key in some], rows=self.settings.batch_size)
-            self.cache.add(
-                {key: {"greedy": is_so, "rows": rows} for key, (is_so, rows) in zip(some, found, strict=True)}
-            )
-            progress(len(some))
-        known: list[dict[str, Any]] = [self.cache.get(key) or {} for key in keys]
-        return [(bool(one["greedy"]), int(one["rows"])) for one in known]
+        return [Response.sum([self._known(item.key) for item in windows]) for windows in items]
 
     @property
-    def _portion(self) -> int:
-        """Requests that are worked on between two visits to the cache."""
-        return max(16, ROWS // (self.settings.evaluations or self.settings.request().first_rows(64)))
+    def _at_once(self) -> int:
+        """Requests that are scored between two visits to the cache."""
+        return max(16, PASSES // (self.args.evaluations or self.args.request().first_rows(64)))
 
-    def _score(self, targets: Iterable[Target]) -> None:
-        """What is not known yet; equal things once."""
-        missing = {target.key: target for target in targets if Answer.read(self.cache.get(target.key)) is None}
+    def _score(self, items: Iterable[NamedItem]) -> None:
+        """What is not known yet; equal items once."""
+        missing = {one.key: one for one in items if Response.read(self.cache.get(one.key)) is None}
         if not missing:
             return
         estimates = estimate_items(
             self.model,
-            [target.item for target in missing.values()],
-            self.settings.request(),
-            seed=self.settings.seed,
-            names=[target.name for target in missing.values()],
+            [one.item for one in missing.values()],
+            self.args.request(),
+            seed=self.args.seed,
+            names=[one.name for one in missing.values()],
         )
-        answers = [Answer.of(estimate) for estimate in estimates]
-        self.cache.add({key: answer.record() for key, answer in zip(missing, answers, strict=True)})
+        self.cache.add({key: Response.of(one).record() for key, one in zip(missing, estimates, strict=True)})
 
-    def _race(self, questions: Sequence[Question]) -> None:
+    def _run_races(self, groups: Sequence[RequestGroup]) -> None:
         """Races that are not known yet, side by side. What they leave undecided is estimated like anything else."""
-        missing = {self._key(one): one for one in questions if self.cache.get(self._key(one)) is None}
+        missing = {self._race_key(one): one for one in groups if self.cache.get(self._race_key(one)) is None}
         races = (
             choosing(
                 self.model,
-                _items(question),
-                self._sizes(question),
-                self.settings.running(),
-                seed=self.settings.seed,
-                name=question.name,
+                group.items,
+                self._sizes(group),
+                self.args.running(),
+                seed=self.args.seed,
+                name=group.name,
             )
-            for question in missing.values()
+            for group in missing.values()
         )
-        verdicts = converse(races, Batching(self.settings.batch_size))
+        verdicts = converse(races, Batching(self.args.batch_size))
         found = {}
-        for (key, question), verdict in zip(missing.items(), verdicts, strict=True):
-            answers = told(verdict, _items(question)) if verdict.decided else []
+        for (key, group), verdict in zip(missing.items(), verdicts, strict=True):
+            responses = race_responses(verdict, group.items) if verdict.decided else []
             spent = [choice.evaluations for choice in verdict.choices]
-            found[key] = {"choices": [answer.record() for answer in answers], "rows": spent}
+            found[key] = {"choices": [one.record() for one in responses], "evaluations": spent}
         self.cache.add(found)
 
-    def _raced(self, question: Question) -> list[Answer]:
+    def _race_result(self, group: RequestGroup) -> list[Response]:
         """What a race found, if there was one and it was decided."""
-        records = (self.cache.get(self._key(question)) or {}).get("choices", [])
-        return [_defined(Answer.read(record)) for record in records]
+        records = (self.cache.get(self._race_key(group)) or {}).get("choices", [])
+        return [_valid(Response.read(record)) for record in records]
 
-    def _sizes(self, question: Question) -> list[float]:
-        return question.sizes(self.settings.raced or "acc")
+    def _sizes(self, group: RequestGroup) -> list[float]:
+        return group.sizes(self.args.raced or "acc")
 
-    def _key(self, question: Question) -> str:
-        return digest("race", question.name, [one.content for one in question.asked], self._sizes(question))
+    def _race_key(self, group: RequestGroup) -> str:
+        return digest("race", group.name, [one.content for one in group.requests], self._sizes(group))
 
-    def _answers(self, question: Question) -> list[Answer]:
-        if found := self._raced(question):
+    def _responses(self, group: RequestGroup) -> list[Response]:
+        if found := self._race_result(group):
             return found
-        before = (self.cache.get(self._key(question)) or {}).get("rows") or [0] * len(question.asked)
+        before = (self.cache.get(self._race_key(group)) or {}).get("evaluations") or [0] * len(group.requests)
         return [
-            NOTHING if one.item is None else self._known(Target(one.item, question.name).key, more=rows)
-            for one, rows in zip(question.asked, before, strict=True)
+            EMPTY if one.item is None else self._known(NamedItem(one.item, group.name).key, more=spent)
+            for one, spent in zip(group.requests, before, strict=True)
         ]
 
-    def _known(self, key: str, more: int = 0) -> Answer:
-        """An answer, to which some more forward rows led."""
-        found = _defined(Answer.read(self.cache.get(key)))
+    def _known(self, key: str, more: int = 0) -> Response:
+        """A response that took some more forward passes in an undecided race."""
+        found = _valid(Response.read(self.cache.get(key)))
         return dataclasses.replace(found, evaluations=found.evaluations + more)
 
 
-def _defined(answer: Answer | None) -> Answer:
-    if answer is None:
+def _valid(response: Response | None) -> Response:
+    if response is None:
         raise PredictorError("A likelihood in the cache is no number. Remove the cache and run again.")
-    return answer
+    return response
 
 
-def told(verdict: Verdict, items: Sequence[Item]) -> list[Answer]:
-    """What a decided race found, as the harness is told: whoever is out is not likelier than the winner.
+def race_responses(verdict: Verdict, items: Sequence[Item]) -> list[Response]:
+    """What the harness gets of a decided race: no loser is likelier than the winner.
 
-    A choice that is out stopped at an earlier replicate than the winner went on to. What decided was their difference
-    over the replicates that they share, which knows more than the difference of what each has.
+    A choice that is out stopped at an earlier replicate than the winner. The race was decided by their difference over
+    the replicates that they share, which is surer than the difference of their values.
     """
     best = verdict.choices[verdict.leader]
-    behind = best.score + AHEAD * max(1.0, abs(best.score))
+    behind = best.score + LEAD * max(1.0, abs(best.score))
     found = []
     for choice, item in zip(verdict.choices, items, strict=True):
         tied = (choice.nats, choice.size) == (best.nats, best.size)
-        nll = choice.nats if tied else max(choice.nats, behind * choice.size)
-        found.append(Answer(nll, choice.standard_error, choice.evaluations, item.target.numel(), DECIDED))
+        nll = Measured(choice.nats if tied else max(choice.nats, behind * choice.size), choice.standard_error)
+        found.append(Response(nll, choice.evaluations, item.target.numel(), DECIDED))
     return found
 
 
-def _items(question: Question) -> list[Item]:
-    return [one.item for one in question.asked if one.item is not None]
-
-
-def _targets(questions: Iterable[Question]) -> list[Target]:
-    return [Target(one.item, question.name) for question in questions for one in question.asked if one.item is not None]
-
-
-def _portions(things: Sequence[Any], most: int, size: Callable[[Any], int] = lambda thing: 1) -> Iterator[list[Any]]:
-    """Some at a time, in order."""
-    portion: list[Any] = []
+def chunks(things: Sequence[Any], most: int, size: Callable[[Any], int] = lambda thing: 1) -> Iterator[list[Any]]:
+    """Some at a time, in order, until their sizes add up to `most`."""
+    chunk: list[Any] = []
     total = 0
     for thing in things:
-        portion.append(thing)
+        chunk.append(thing)
         total += size(thing)
         if total >= most:
-            yield portion
-            portion, total = [], 0
-    if portion:
-        yield portion
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk

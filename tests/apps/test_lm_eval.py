@@ -20,12 +20,12 @@ from lm_eval.tasks import TaskManager
 
 import infodis
 from infodis.apps.lm_eval import scorer as scoring
-from infodis.apps.lm_eval.cache import Cache
-from infodis.apps.lm_eval.generation import Wish, Writer
-from infodis.apps.lm_eval.lm_eval import InfodisLM
-from infodis.apps.lm_eval.questions import Answer, Place, Reader
-from infodis.apps.lm_eval.report import flips
-from infodis.apps.lm_eval.settings import Settings
+from infodis.apps.lm_eval.arguments import ModelArgs
+from infodis.apps.lm_eval.generation import GenerationRequest, TextGenerator
+from infodis.apps.lm_eval.harness import InfodisLM
+from infodis.apps.lm_eval.monte_carlo import flip_probability
+from infodis.apps.lm_eval.requests import RequestId, RequestReader, Response
+from infodis.apps.lm_eval.scorer import ResponseCache
 from infodis.errors import InputError, PredictorError
 from infodis.models.adapters import LoadedModel
 from infodis.models.files import locate
@@ -33,10 +33,11 @@ from infodis.models.model import Model
 from infodis.models.nets.network import Network
 from infodis.models.tokenizers import Characters
 from infodis.oracle import MarkovChain
+from infodis.result import Measured
 from infodis.rng import stream
 from infodis.settings import UNCOMPARED
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tests" / "tasks"
 LETTERS = "abcd"
 
@@ -182,7 +183,8 @@ def test_greedy_flag_is_the_decoded_text(chain):
     choices = [ask("ab", best), ask("ab", other, number=1)]
     assert [flag for _, flag in lm.loglikelihood(choices)] == [False, False]  # not asked: one document, two choices
     assert [flag for _, flag in InfodisLM(model, greedy="always").loglikelihood(choices)] == [True, False]
-    written = Writer(Reader(model), Settings()).write([Wish("ab", 4, (), 0.0)])
+    generator = TextGenerator(RequestReader(model), ModelArgs(), ResponseCache(None, {}))
+    written = generator.write([GenerationRequest("ab", 4, (), 0.0)])
     assert written == [([best], 4)]
 
 
@@ -202,7 +204,7 @@ def test_nan_raises_before_the_harness_sees_it(chain):
     with pytest.raises(PredictorError, match="nan"):
         lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, ("abcd",), 0, ("task", 0, 1))])
     with pytest.raises(PredictorError, match="NaN"):
-        Answer(math.nan, 0.0, 1, 1)
+        Response(Measured(math.nan, 0.0), 1, 1)
 
 
 def test_choices_share_their_random_numbers(chain):
@@ -220,7 +222,7 @@ def test_choices_share_their_random_numbers(chain):
     assert float(coupled) < 0.7 * float(free)  # seeds are fixed
 
 
-def test_answers_do_not_depend_on_company():
+def test_responses_do_not_depend_on_the_batch():
     """So several processes give what one gives, and a run that goes on what an undisturbed one does."""
     model = infodis.load("dna-tiny")
     requests = [ask("ACG", text, doc=n // 2, number=n % 2) for n, text in enumerate(("GATTA", "CATTA", "AAAAA", "TTT"))]
@@ -297,19 +299,19 @@ OTHER = {
 
 def test_no_setting_is_forgotten():
     """A new field of the settings fails here until it has another value above, or says why no answer depends on it."""
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(ModelArgs):
         if field.name in ("greedy", "batch_size"):
             assert UNCOMPARED in field.metadata
         else:
-            assert Settings(**{field.name: OTHER[field.name]}).about() != Settings().about(), field.name
+            assert ModelArgs(**{field.name: OTHER[field.name]}).settings() != ModelArgs().settings(), field.name
 
 
 def test_a_model_that_is_handed_over_is_known_as_it_computes(tmp_path):
     low = infodis.load("dna-tiny", dtype="bfloat16")
     InfodisLM("dna-tiny", device="cpu", cache=str(tmp_path), evaluations=16).loglikelihood([ask("ACG", "GATTA")])
-    assert len(InfodisLM(low, cache=str(tmp_path), evaluations=16)._scorer.cache) == 0
+    assert len(InfodisLM(low, cache=str(tmp_path), evaluations=16)._cache) == 0
     again = InfodisLM(infodis.load("dna-tiny"), cache=str(tmp_path), evaluations=16)
-    assert len(again._scorer.cache) > 0
+    assert len(again._cache) > 0
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"evaluations": 20}, {"design": "tiled"}, {"dtype": "bfloat16"}])
@@ -331,24 +333,24 @@ def test_another_model_has_other_answers(tmp_path, monkeypatch):
     for file in original.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     lm = InfodisLM(str(copy), cache=str(tmp_path / "cache"), evaluations=16)
-    assert len(lm._scorer.cache) > 0  # the same content elsewhere is the same model
+    assert len(lm._cache) > 0  # the same content elsewhere is the same model
     weights = load_file(copy / "model.safetensors")
     name = next(name for name in weights if weights[name].is_floating_point())
     save_file({**weights, name: weights[name] * 1.5}, copy / "model.safetensors")
     changed = InfodisLM(str(copy), cache=str(tmp_path / "cache"), evaluations=16)
-    assert len(changed._scorer.cache) == 0
+    assert len(changed._cache) == 0
     found = changed.loglikelihood([ask(*one, doc=n) for n, one in enumerate(REQUESTS)])
     assert found != first
 
 
 def test_a_cache_with_another_header_is_refused(tmp_path):
-    Cache(tmp_path, {"seed": 0}).add({"a": {"nll": 1.0}})
+    ResponseCache(tmp_path, {"seed": 0}).add({"a": {"nll": 1.0}})
     (file,) = tmp_path.iterdir()
-    assert Cache(tmp_path, {"seed": 0}).get("a") == {"nll": 1.0}
-    assert Cache(tmp_path, {"seed": 1}).get("a") is None
+    assert ResponseCache(tmp_path, {"seed": 0}).get("a") == {"nll": 1.0}
+    assert ResponseCache(tmp_path, {"seed": 1}).get("a") is None
     file.write_text(file.read_text().replace('"seed": 0', '"seed": 9'))
     with pytest.raises(InputError, match="first line is another one"):
-        Cache(tmp_path, {"seed": 0})
+        ResponseCache(tmp_path, {"seed": 0})
     with pytest.raises(InputError, match="loaded from files"):
         InfodisLM(as_model(MarkovChain.random(order=1, vocab_size=4)), cache=str(tmp_path))
 
@@ -375,9 +377,11 @@ def test_chance_of_another_decision_against_draws():
     scores, errors = [3.0, 3.4, 5.0], [0.5, 0.3, 2.0]
     drawn = torch.randn(200_000, 3, generator=stream(0, "flips"), dtype=torch.float64)
     leaders = (torch.tensor(scores) + torch.tensor(errors) * drawn).argmin(1)
-    assert flips(scores, errors) == pytest.approx(float((leaders != 0).double().mean()), abs=0.005)  # 4.5 sigma
-    assert flips([1.0, math.inf], [0.0, 0.0]) == 0.0
-    assert flips([math.inf, math.inf], [0.0, 0.0]) == 0.0
+    assert flip_probability(scores, errors) == pytest.approx(
+        float((leaders != 0).double().mean()), abs=0.005
+    )  # 4.5 sigma
+    assert flip_probability([1.0, math.inf], [0.0, 0.0]) == 0.0
+    assert flip_probability([math.inf, math.inf], [0.0, 0.0]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -396,7 +400,7 @@ def test_chance_of_another_decision_against_draws():
 )
 def test_wrong_arguments_are_told(given, message):
     with pytest.raises(InputError, match=message):
-        Settings.read(given)
+        ModelArgs.read(given)
 
 
 def test_chat_templates_are_not_read_twice(tmp_path):
@@ -420,7 +424,7 @@ def test_chat_templates_are_not_read_twice(tmp_path):
     said = lm.apply_chat_template([{"role": "user", "content": "hi"}])
     assert said == "<s> user hi bot"
     assert lm.chat_template(True) == template
-    item = Reader(lm.model).pair(Place("task", 0, 0), said, " there").item
+    item = RequestReader(lm.model).pair(RequestId("task", 0, 0), said, " there").item
     assert item.tokens.tolist() == [0, 1, 2, 4, 3]
     assert item.target.tolist() == [4]
 
@@ -429,13 +433,13 @@ def test_begin_tokens_stand_before_a_text():
     """A shifted model says nothing about the first token: where there is no context, a begin token stands there."""
     model = infodis.load(ROOT / "tests" / "references" / "dream", tokenizer=Characters("0123456789"))
     model = dataclasses.replace(model, loaded=dataclasses.replace(model.loaded, begin_token=9))
-    place = Place("task", 0, 0)
+    id = RequestId("task", 0, 0)
     for added, context, expected in ((False, "", [9, 1, 2]), (False, "3", [3, 1, 2]), (True, "3", [9, 3, 1, 2])):
-        item = Reader(model, add_bos_token=added).pair(place, context, "12").item
+        item = RequestReader(model, add_bos_token=added).pair(id, context, "12").item
         assert item.tokens.tolist() == expected
         assert item.target.tolist() == [len(expected) - 2, len(expected) - 1]
     with pytest.raises(InputError, match="no begin token"):
-        Reader(infodis.load("dna-tiny"), add_bos_token=True)
+        RequestReader(infodis.load("dna-tiny"), add_bos_token=True)
 
 
 # The real command line

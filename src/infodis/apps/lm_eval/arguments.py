@@ -1,4 +1,4 @@
-"""What `--model_args` may hold, checked and with its meaning."""
+"""What `--model_args` may hold, checked."""
 
 import dataclasses
 import difflib
@@ -18,11 +18,11 @@ GREEDY = ("auto", "always", "never")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """How requests are answered. Equal settings of equal models give equal answers."""
+class ModelArgs:
+    """How requests are answered. Equal arguments of equal models give equal responses."""
 
     evaluations: int | None = None
-    """Forward rows per request: 128. With a standard error the most, 4,096."""
+    """Forward passes per request: 128. With a standard error the most, 4,096."""
     standard_error: float | None = None
     """Spend on each request what this standard error takes, in nats."""
     design: str = "auto"
@@ -31,7 +31,7 @@ class Settings:
     """Multiple choice as a race: True for `acc`, or the metric that it decides."""
     alpha: float = 0.01
     """How often a race may decide on a wrong choice."""
-    greedy: str = dataclasses.field(default="auto", metadata=uncompared("a flag is asked for under a name of its own"))
+    greedy: str = dataclasses.field(default="auto", metadata=uncompared("a flag has a key of its own"))
     """When to find out whether a continuation is what greedy decoding gives. `auto`: where a document has only one."""
     max_length: int | None = None
     """Tokens of the longest row. Unless given: what the model takes, or else what it was trained with."""
@@ -44,7 +44,7 @@ class Settings:
     """Forward passes for an answer. Unless given, one for every token."""
     max_gen_toks: int = 256
     """Tokens of an answer, where the task does not say."""
-    batch_size: int | None = dataclasses.field(default=None, metadata=uncompared("it changes only rounding"))
+    batch_size: int | None = dataclasses.field(default=None, metadata=uncompared("it changes rounding only"))
     """At most so many rows per forward pass."""
 
     def __post_init__(self) -> None:
@@ -64,15 +64,15 @@ class Settings:
         self.sampling(self.max_gen_toks, draw=False)
 
     @staticmethod
-    def read(given: dict[str, Any]) -> "Settings":
+    def read(given: dict[str, Any]) -> "ModelArgs":
         """From the harness's own words."""
-        known = [field.name for field in dataclasses.fields(Settings)]
+        known = [field.name for field in dataclasses.fields(ModelArgs)]
         for name in given:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise InputError(f"There is no model argument {name}.{hint} There are {', '.join(known)}.")
-        return Settings(**{**given, "batch_size": _batch_size(given.get("batch_size"))})
+        return ModelArgs(**{**given, "batch_size": _batch_size(given.get("batch_size"))})
 
     def request(self) -> Request:
         """How a likelihood is estimated."""
@@ -103,8 +103,8 @@ class Settings:
             words["steps"] = self.steps
         return by_name(self.sampler, greedy=not draw, **words)
 
-    def about(self) -> dict[str, Any]:
-        """Everything here that an answer depends on."""
+    def settings(self) -> dict[str, Any]:
+        """Everything here that a response depends on."""
         return {**versions(), **settings_of(self)}
 
 

@@ -1,4 +1,4 @@
-"""What a harness does not keep: the Monte Carlo error of every request, and what it means for the scores of a task.
+"""What the harness does not keep: the Monte Carlo error of every request, and what it means for the scores of a task.
 
 A benchmark's score depends on which masks were drawn. For multiple choice let p be the probability that another run
 would choose otherwise: errors of the choices taken as independent and normal, the present values as true. Whatever the
@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from infodis.apps.lm_eval.questions import DECIDED, Answer, Document, Question
-from infodis.apps.lm_eval.settings import METRICS, Settings
+from infodis.apps.lm_eval.arguments import METRICS, ModelArgs
+from infodis.apps.lm_eval.requests import DECIDED, RequestGroup, Response, RollingRequest
 from infodis.errors import InputError
 from infodis.files import check_own, result_text
+from infodis.result import RateSum
 
 NODES = 48
 """Of the quadrature over the error of the leader."""
@@ -32,8 +33,8 @@ Errors = dict[str, dict[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Doubt:
-    """What one document adds to the Monte Carlo error of its task."""
+class MonteCarloError:
+    """What one document adds to the Monte Carlo error of a task's metric."""
 
     task: str
     metric: str
@@ -42,10 +43,10 @@ class Doubt:
     """What the sum over documents is divided by: documents, or bytes."""
 
 
-def flips(scores: Sequence[float], errors: Sequence[float]) -> float:
+def flip_probability(scores: Sequence[float], errors: Sequence[float]) -> float:
     """The probability that the lowest of some scores is another one when normal errors are added to them.
 
-    >>> round(flips([1.0, 1.0], [0.1, 0.1]), 6), flips([1.0, 2.0], [0.0, 0.0])
+    >>> round(flip_probability([1.0, 1.0], [0.1, 0.1]), 6), flip_probability([1.0, 2.0], [0.0, 0.0])
     (0.5, 0.0)
     """
     from scipy.special import ndtr  # imported here: it takes longer than the rest
@@ -63,47 +64,46 @@ def flips(scores: Sequence[float], errors: Sequence[float]) -> float:
     return float(1 - (weights * stays.prod(1)).sum() / weights.sum())
 
 
-def question_doubts(question: Question, answers: Sequence[Answer], settings: Settings) -> list[Doubt]:
-    """Of multiple choice, for every way in which the harness compares; of a single continuation, in log perplexity."""
-    task = question.asked[0].place.task
+def group_errors(group: RequestGroup, responses: Sequence[Response], args: ModelArgs) -> list[MonteCarloError]:
+    """Of multiple choice, for every metric of the harness; of a single continuation, in log perplexity."""
+    task = group.requests[0].id.task
     if task is None:
         return []
-    if len(answers) == 1:
-        return [Doubt(task, "log_perplexity", answers[0].standard_error ** 2)]
-    if not question.is_choice:
+    if len(responses) == 1:
+        return [MonteCarloError(task, "log_perplexity", responses[0].nll.standard_error ** 2)]
+    if not group.is_choice:
         return []
     found = []
     for metric in METRICS:
-        sizes = question.sizes(metric)
-        scores = [one.nll / size for one, size in zip(answers, sizes, strict=True)]
-        errors = [one.standard_error / size for one, size in zip(answers, sizes, strict=True)]
-        p = min(0.5, flips(scores, errors))
-        if answers[0].stopped == DECIDED and metric == settings.raced:
-            p = min(p, settings.alpha)
-        found.append(Doubt(task, metric, p * (1 - p)))
+        sizes = group.sizes(metric)
+        scores = [one.nll.value / size for one, size in zip(responses, sizes, strict=True)]
+        errors = [one.nll.standard_error / size for one, size in zip(responses, sizes, strict=True)]
+        p = min(0.5, flip_probability(scores, errors))
+        if responses[0].stopped == DECIDED and metric == args.raced:
+            p = min(p, args.alpha)
+        found.append(MonteCarloError(task, metric, p * (1 - p)))
     return found
 
 
-def document_doubts(document: Document, answer: Answer) -> list[Doubt]:
+def rolling_errors(request: RollingRequest, response: Response) -> list[MonteCarloError]:
     """Of a long text, in bits per byte."""
-    task, bits = document.place.task, answer.standard_error / math.log(2)
-    return [] if task is None else [Doubt(task, "bits_per_byte", bits**2, document.bytes)]
+    task, bits = request.id.task, response.nll.standard_error / math.log(2)
+    return [] if task is None else [MonteCarloError(task, "bits_per_byte", bits**2, request.bytes)]
 
 
-def monte_carlo_errors(doubts: Iterable[Doubt]) -> Errors:
+def monte_carlo_errors(errors: Iterable[MonteCarloError]) -> Errors:
     """Of the score of every task."""
-    sums: dict[tuple[str, str], tuple[float, float]] = {}
-    for one in doubts:
-        variance, weight = sums.get((one.task, one.metric), (0.0, 0.0))
-        sums[one.task, one.metric] = variance + one.variance, weight + one.weight
+    sums: dict[tuple[str, str], RateSum] = {}
+    for one in errors:
+        sums.setdefault((one.task, one.metric), RateSum()).add(0.0, one.weight, one.variance)
     found: Errors = {}
-    for (task, metric), (variance, weight) in sums.items():
-        found.setdefault(task, {})[metric] = math.sqrt(variance) / max(weight, 1.0)
+    for (task, metric), total in sums.items():
+        found.setdefault(task, {})[metric] = math.sqrt(total.variance) / max(total.below, 1.0)
     return found
 
 
 def summary(results: dict[str, Any]) -> list[str]:
-    """A line for every score that has a Monte Carlo error, from what the harness's `simple_evaluate` gives back."""
+    """A line for every score that has a Monte Carlo error, from what the harness's `simple_evaluate` returns."""
     errors: Errors = results.get("config", {}).get("monte_carlo_error") or {}
     lines = []
     for task, scores in results.get("results", {}).items():
@@ -111,24 +111,20 @@ def summary(results: dict[str, Any]) -> list[str]:
         for score, value in scores.items():
             metric = score.partition(",")[0]
             if metric == "perplexity" and "log_perplexity" in mine:
-                lines.append(f"{task}: {metric} {value:.4f}, of which Monte Carlo error {_share(mine)}")
+                share = f"{100 * math.expm1(mine['log_perplexity']):.1f} %"
+                lines.append(f"{task}: {metric} {value:.4f}, of which Monte Carlo error {share}")
             elif metric in mine:
                 name, bound = ("accuracy" if metric == "acc" else metric), ("at most " if metric in METRICS else "")
                 lines.append(f"{task}: {name} {value:.4f}, of which Monte Carlo error {bound}{mine[metric]:.4f}")
     return lines
 
 
-def _share(errors: dict[str, float]) -> str:
-    return f"{100 * math.expm1(errors['log_perplexity']):.1f} %"
+class RequestLog:
+    """A JSON line for every request, with its error and its forward passes. Written again after every call."""
 
-
-class SideFile:
-    """A JSON line for every request, with its error and its forward rows. Written whole after every kind of request."""
-
-    def __init__(self, path: Path | None, about: Record) -> None:
+    def __init__(self, path: Path | None, settings: Record) -> None:
         self.path = path
-        self._about = about
-        self._records: list[Record] = []
+        self._records: list[Record] = [{"about": settings}]
         if path is not None and path.is_dir():
             raise InputError(f"out must be a file, such as errors.jsonl; {path} is a directory.")
         if path is not None:
@@ -136,9 +132,7 @@ class SideFile:
             path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, records: Iterable[Record]) -> None:
-        """With some more requests."""
-        if self.path is None:
-            return
-        self._records += records
-        lines = [json.dumps(record, ensure_ascii=False) for record in [self._about, *self._records]]
-        result_text(self.path, "\n".join(lines) + "\n")
+        """Write the file again, with some more requests."""
+        if self.path is not None:
+            self._records += records
+            result_text(self.path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in self._records))
