@@ -29,15 +29,15 @@ import torch
 from torch import Tensor
 
 import infodis
-from infodis.batching import Batching, converse
 from infodis.estimate import Request, estimate_items
+from infodis.evaluate import Batching, run_batched
 from infodis.item import Item
 from infodis.models.model import Model
 from infodis.models.tokenizers import text8_style
 from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, RowPredictor, Rows
 from infodis.quantities import choose as racing
-from infodis.quantities.choose import Race, Verdict, choosing
+from infodis.quantities.choose import Race, Verdict, race_coroutine
 from infodis.rng import stream
 
 
@@ -87,9 +87,10 @@ def questions(count: int, *, most: int = 4) -> Iterator[Question]:
 def races(predictor: Predictor, asked: list[Question], race: Race, *, seed: int = 0) -> list[Verdict]:
     """All of them side by side."""
     going = (
-        choosing(predictor, one.items, one.sizes, race, seed=seed, name=number) for number, one in enumerate(asked)
+        race_coroutine(predictor, one.items, one.sizes, race, seed=seed, name=number)
+        for number, one in enumerate(asked)
     )
-    return list(converse(going, Batching(together=1024)))
+    return list(run_batched(going, Batching(together=1024)))
 
 
 def naive(scores: Tensor, exact: Tensor) -> Tensor:

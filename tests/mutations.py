@@ -436,7 +436,7 @@ MUTATIONS = (
     Mutation(
         "hidden-tokens-shown",
         "positions in neither set are masked in every row",
-        "observe.py",
+        "evaluate.py",
         "hidden = self.hidden[item].scatter(1, target, masked)",
         "hidden = torch.zeros_like(self.hidden[item]).scatter(1, target, masked)",
         ("test_estimate.py::test_orders_on_a_chain_against_exact",),

@@ -11,17 +11,17 @@ import typer
 from typer.testing import CliRunner
 
 import infodis
-from infodis.batching import run
 from infodis.cli.bounds import bounds as command
 from infodis.errors import InputError
+from infodis.evaluate import run
 from infodis.item import Item
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
 from infodis.predictor import Counting, from_function
 from infodis.quantities.bounds import (
     Plan,
     average,
-    bounding,
     bounds,
+    bounds_coroutine,
     importance,
     most_confident_first,
     tangent,
@@ -73,7 +73,7 @@ def runs():
     """Bounds by seed, for a few plans that are too small to enumerate."""
     confident = most_confident_first(NOISY, [ITEM])[0]
     return {
-        plan: [run(bounding(TABLE, ITEM, plan, confident, seed=seed)) for seed in range(RUNS)]
+        plan: [run(bounds_coroutine(TABLE, ITEM, plan, confident, seed=seed)) for seed in range(RUNS)]
         for plan in (Plan(4, 2), Plan(12, 4))
     }
 

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from infodis.batching import run
 from infodis.errors import InputError
+from infodis.evaluate import run
 from infodis.figures import consistency_map, save_picture
 from infodis.item import Item
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
 from infodis.predictor import Counting, Tempered, from_function
 from infodis.quantities.bounds import bounds
-from infodis.quantities.consistency import Circulations, Consistency, _draw_pairs, audit, circulating
+from infodis.quantities.consistency import Circulations, Consistency, _draw_pairs, audit, circulation_coroutine
 from infodis.rng import stream
 from infodis.testing import Perturbed, Tabulated
 
@@ -68,7 +68,7 @@ def case(request):
     predictor = NOISY if request.param == "noisy" else from_function(sharpened, vocab_size=3, mask_token=3)
     item = Item.read(X[0], target=[0, 1, 3, 4, 5, 9, 11], context=[2, 6])
     table = Tabulated.of(predictor, item)
-    drawn, cost = run(circulating(table, item, 4000, seed=0))
+    drawn, cost = run(circulation_coroutine(table, item, 4000, seed=0))
     found = Consistency(drawn, [bounds(predictor, X[0], target=item.target, context=[2, 6])], cost, 0)
     return every_circulation(item, table.table), found
 

@@ -12,7 +12,7 @@ from test_score_command import invoke
 from test_train import Silent, losses, prepare
 
 import infodis
-from infodis import batching
+from infodis import evaluate
 from infodis.cli import app
 from infodis.device import resolve_device
 from infodis.errors import InputError
@@ -80,7 +80,7 @@ def test_the_code_as_it_was_fails_on_the_pretend_device(monkeypatch):
         noise = loss.K_DCE.draw(TOKENS[0][None], vocab_size=model.vocab_size, generator=stream(0))
         with pytest.raises(RuntimeError, match="on the same device"):
             loss.K_DCE.value(model.network, TOKENS[0][None].to("mps"), noise)
-        monkeypatch.setattr(batching, "_checked", checked)
+        monkeypatch.setattr(evaluate, "_checked", checked)
         with pytest.raises(TypeError, match="float64"):
             infodis.nll(model, TOKENS[0], evaluations=8)
     assert infodis.nll(infodis.load(REFERENCES / "radd", device="cpu"), TOKENS[0], evaluations=8).value > 0

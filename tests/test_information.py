@@ -11,10 +11,10 @@ from scipy.integrate import quad
 from typer.testing import CliRunner
 
 import infodis
-from infodis.batching import Batching, converse
 from infodis.cli.curve import curve
 from infodis.design import Enumerate, MaskDesign, Tiled, UniformCount
 from infodis.errors import InputError
+from infodis.evaluate import Batching, run_batched
 from infodis.files import MANIFEST
 from infodis.item import Item
 from infodis.oracle import Independent, MarkovChain, Table
@@ -168,7 +168,7 @@ def test_a_profile_without_the_full_mask_is_caught(table, design, caught):
     exact = profile(table, table.item.tokens, context=range(6), evaluations=1023).texts[0]
     plan = information._Plan(10, design, design.layout(10, 64), singles=1)
     asked = [plan.profiling(table, table.item, seed=seed, name=0) for seed in range(100)]
-    found = torch.tensor([text.nll.value for text in converse(asked, Batching())], dtype=torch.float64)
+    found = torch.tensor([text.nll.value for text in run_batched(asked, Batching())], dtype=torch.float64)
     z = float((found.mean() - exact.nll.value) / found.std() * math.sqrt(100))
     assert z < -6 if caught else abs(z) < 4
 

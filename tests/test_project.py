@@ -22,10 +22,8 @@ LAYERS = {
         {"errors", "rng", "terminal"},
         {"files", "device", "settings", "snapshot", "result"},
         {"item", "predictor"},
-        {"design", "control"},
+        {"oracle", "design", "control", "evaluate"},
         {"auto"},
-        {"observe", "oracle"},
-        {"batching"},
         {"estimate"},
         {"quantities", "testing"},
         {"figures", "noise"},
@@ -57,7 +55,7 @@ LAYERS = {
 }
 """Rooms from the ground up, and those inside of packages: a file imports only what lies below its own."""
 
-TOGETHER = ({"item", "predictor"}, {"observe", "oracle"})
+TOGETHER = ({"item", "predictor"},)
 """Files of one layer that may import each other."""
 
 

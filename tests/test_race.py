@@ -13,15 +13,15 @@ import torch
 from scipy import integrate, stats
 
 from infodis.auto import Auto
-from infodis.batching import Batching, converse, run
 from infodis.control import Neighbours
 from infodis.design import Orders, Pairs, PowerCount, StratifiedCount, Tiled, TimeFree, UniformCount
 from infodis.errors import InputError
+from infodis.evaluate import Batching, run, run_batched
 from infodis.item import Item
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
 from infodis.quantities import choose as module
-from infodis.quantities.choose import FEWEST, Field, Numbers, Race, Runner, Verdict, choose, choosing
+from infodis.quantities.choose import FEWEST, Field, Numbers, Race, Runner, Verdict, choose, race_coroutine
 from infodis.rng import stream
 from infodis.testing import certificate_error
 
@@ -245,7 +245,7 @@ def test_losers_stop_first():
     race = Race(chance=0)
     near = [0, 0, 0, 1, 1, 1, 1, 1, 1, 2]
     items = [Item.read(one, context=[0]) for one in (LIKELY, UNLIKELY, near)]
-    verdict = run(choosing(CHAIN, items, [1.0] * 3, race, seed=0, name=0))
+    verdict = run(race_coroutine(CHAIN, items, [1.0] * 3, race, seed=0, name=0))
     assert verdict.ranking[-1] == 1
     assert verdict.choices[1].evaluations < verdict.choices[0].evaluations
 
@@ -256,8 +256,8 @@ def test_company_and_batches_change_no_verdict():
     together = BENCHMARK.races(BENCHMARK.CHAIN, asked, race)
     for number in (0, 5, 11):
         one = asked[number]
-        alone = choosing(BENCHMARK.CHAIN, one.items, one.sizes, race, seed=0, name=number)
-        found = next(converse([alone], Batching(rows=3)))
+        alone = race_coroutine(BENCHMARK.CHAIN, one.items, one.sizes, race, seed=0, name=number)
+        found = next(run_batched([alone], Batching(rows=3)))
         assert found.ranking == together[number].ranking
         assert found.evaluations == together[number].evaluations
         for mine, its in zip(found.choices, together[number].choices, strict=True):
@@ -372,7 +372,7 @@ def test_record_is_json():
         (lambda: Race(rows=0), "rows"),
         (lambda: PowerCount(power=2), "power"),
         (lambda: PowerCount().layout(4, 1), "two replicates"),
-        (lambda: run(choosing(CHAIN, [], [], Race(), seed=0, name=0)), "no choices"),
+        (lambda: run(race_coroutine(CHAIN, [], [], Race(), seed=0, name=0)), "no choices"),
     ],
 )
 def test_bad_input_is_a_clear_error(call, words):

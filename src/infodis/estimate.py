@@ -15,7 +15,6 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from infodis.auto import Auto
-from infodis.batching import Batching, converse
 from infodis.control import Control, Neighbours, fold_bounds, neighbour_maps, predict
 from infodis.design import (
     FEWEST_REPLICATES,
@@ -27,8 +26,8 @@ from infodis.design import (
     numbers_of,
 )
 from infodis.errors import InputError
+from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
 from infodis.item import Item, Positions, all_known
-from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
 from infodis.result import Estimate, Stopped, standard_error, stein_factor
 
@@ -43,7 +42,7 @@ CHUNK = 2**18
 """Mask entries (items x rows x positions) worked on at a time: bounds memory, changes no number."""
 
 WINDOW = 2**19
-"""The same for all conversations that are under way together."""
+"""The same for all coroutines that run together."""
 
 CONTROL_CHUNK = 2**16
 """The same for fitting a control, which holds some ten numbers per entry: small enough for the processor's cache."""
@@ -271,24 +270,24 @@ def estimate_items(
             return [by_key[item.key] for item in items]
         names = list(distinct)
     groups = list(_chunks(items, request))
-    conversations = (
-        estimating(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])
+    coroutines = (
+        nll_coroutine(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])
         for group in groups
     )
     largest = max(len(group) * _entries(items[group[0]], request) for group in groups)
     batching = Batching(request.batch_size, together=max(1, WINDOW // largest))
     found: dict[int, Estimate] = {}
-    for group, estimates in zip(groups, converse(conversations, batching), strict=True):
+    for group, estimates in zip(groups, run_batched(coroutines, batching), strict=True):
         found |= dict(zip(group, estimates, strict=True))
     return [found[n] for n in range(len(items))]
 
 
-def estimating(
+def nll_coroutine(
     predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]
-) -> Conversation[list[Estimate]]:
-    """The conversation that estimates items of one length and target size."""
-    asker, length = Asker.of(predictor, items), items[0].target.numel()
-    seen, settled = yield from settling(asker, request)
+) -> Coroutine[list[Estimate]]:
+    """The coroutine that estimates items of one length and target size."""
+    batch, length = ItemBatch.of(predictor, items), items[0].target.numel()
+    seen, settled = yield from pilot_coroutine(batch, request)
     groups: dict[tuple[MaskDesign, int], list[int]] = {}
     for number, choice in enumerate(settled):
         groups.setdefault(choice, []).append(number)
@@ -297,7 +296,7 @@ def estimating(
         begun = Sample.of(
             [items[n] for n in members],
             [names[n] for n in members],
-            asker.subset(torch.tensor(members)),
+            batch.subset(torch.tensor(members)),
             design,
             request.first_layout(design, length, rows),
             control=request.control,
@@ -309,17 +308,17 @@ def estimating(
     return [found[n] for n in range(len(items))]
 
 
-def settling(asker: Asker, request: Request) -> Conversation[tuple[Observations, list[tuple[MaskDesign, int]]]]:
+def pilot_coroutine(batch: ItemBatch, request: Request) -> Coroutine[tuple[Observations, list[tuple[MaskDesign, int]]]]:
     """A pilot, if the design wants one; for every item the design it settles on, and the rows left to spend."""
-    items, length = asker.target.shape
+    items, length = batch.target.shape
     rows = request.first_rows(length)
     pilot = request.design.pilot(length, rows)
-    seen = yield from Observations.none(items, length).extend(asker, pilot.expand(items, -1, -1))
+    seen = yield from Observations.none(items, length).extend(batch, pilot.expand(items, -1, -1))
     precision = request.precision(float(length)) if request.open_ended else None
     return seen, [request.design.settle(length, rows, found, precision=precision) for found in seen.surprisal]
 
 
-def _second_stage(sample: "Sample", request: Request) -> Conversation[list[Estimate]]:
+def _second_stage(sample: "Sample", request: Request) -> Coroutine[list[Estimate]]:
     """Estimates from a first stage: what its spread asks for is drawn, and all of it summed up.
 
     Where everything could be enumerated for that, it is.
@@ -368,7 +367,7 @@ class Sample:
     items: list[Item]
     names: list[int]
     """Of the items' random streams."""
-    asker: Asker
+    batch: ItemBatch
     design: MaskDesign
     layout: Layout
     control: Control | None
@@ -382,7 +381,7 @@ class Sample:
     def of(
         items: list[Item],
         names: list[int],
-        asker: Asker,
+        batch: ItemBatch,
         design: MaskDesign,
         layout: Layout,
         *,
@@ -391,10 +390,10 @@ class Sample:
         seen: Observations | None = None,
     ) -> "Sample":
         """No replicates yet."""
-        known = Observations.none(*asker.target.shape) if seen is None else seen
+        known = Observations.none(*batch.target.shape) if seen is None else seen
         weight = torch.zeros(known.masked.shape[0], 0, known.masked.shape[2], dtype=torch.float64)
         skip = known.masked.shape[1]
-        return Sample(items, names, asker, design, layout, control, seed, weight, known, skip)
+        return Sample(items, names, batch, design, layout, control, seed, weight, known, skip)
 
     @property
     def count(self) -> int:
@@ -405,7 +404,7 @@ class Sample:
             self,
             items=[self.items[place] for place in places.tolist()],
             names=[self.names[place] for place in places.tolist()],
-            asker=self.asker.subset(places),
+            batch=self.batch.subset(places),
             weight=self.weight[places],
             seen=self.seen.subset(places),
         )
@@ -418,7 +417,7 @@ class Sample:
             first,
             items=[item for sample in samples for item in sample.items],
             names=[name for sample in samples for name in sample.names],
-            asker=Asker.joined([sample.asker for sample in samples]),
+            batch=ItemBatch.joined([sample.batch for sample in samples]),
             weight=torch.cat([sample.weight for sample in samples]),
             seen=Observations.joined([sample.seen for sample in samples]),
         )
@@ -427,10 +426,10 @@ class Sample:
         """All masks instead; those that were seen are known."""
         layout = Enumerate().layout(self.weight.shape[-1], 2 ** self.weight.shape[-1])
         return Sample.of(
-            self.items, self.names, self.asker, Enumerate(), layout, control=None, seed=self.seed, seen=self.seen
+            self.items, self.names, self.batch, Enumerate(), layout, control=None, seed=self.seed, seen=self.seen
         )
 
-    def extend(self, count: int) -> "Conversation[Sample]":
+    def extend(self, count: int) -> "Coroutine[Sample]":
         """Draw further replicates, `count` in all, each from the stream of its item and number."""
         length, more = self.weight.shape[-1], range(self.count, count)
         if not more:
@@ -438,7 +437,7 @@ class Sample:
         paths = [(name, replicate) for name in self.names for replicate in more]
         masked, weight = self.design.masks(*numbers_of(length, self.layout, seed=self.seed, paths=paths))
         shape = (len(self.names), len(more) * self.layout.rows, length)
-        seen = yield from self.seen.extend(self.asker, masked.reshape(shape))
+        seen = yield from self.seen.extend(self.batch, masked.reshape(shape))
         return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
 
     def combine(
@@ -467,7 +466,7 @@ class Sample:
         self, control: Control, masked: Tensor, surprisal: Tensor, first: int
     ) -> Float64[Tensor, "items rows target"]:
         """Weighted residuals, plus each row's share of the known mean [eq:control]."""
-        maps = neighbour_maps(self.asker.target, control.offsets)
+        maps = neighbour_maps(self.batch.target, control.offsets)
         folds = fold_bounds(first, self.layout.rows)
         step = max(1, CONTROL_CHUNK // masked[0].numel())
         parts = []

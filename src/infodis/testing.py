@@ -17,12 +17,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from infodis.batching import Batching, run
 from infodis.design import Enumerate, Layout, MaskDesign, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
+from infodis.evaluate import Batching, ItemBatch, run
 from infodis.item import Item, as_sequence
-from infodis.observe import Asker
 from infodis.oracle import MarkovChain
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens, Wrapper, check_log_conditionals
 from infodis.result import Measured
@@ -79,9 +78,9 @@ class Tabulated(Predictor):
     @staticmethod
     def of(predictor: Predictor, item: Item, *, batch_size: int = 1024) -> "Tabulated":
         target = item.target.numel()
-        asker = Asker.of(predictor, [item])
+        batch = ItemBatch.of(predictor, [item])
         masked, _ = _enumeration(target)
-        answer = run(asker.ask(torch.zeros(len(masked), dtype=torch.int64), masked), Batching(batch_size))
+        answer = run(batch.surprisals(torch.zeros(len(masked), dtype=torch.int64), masked), Batching(batch_size))
         table = torch.cat([torch.zeros(1, target, dtype=torch.float64), answer])
         return Tabulated(item, predictor.vocab_size, predictor.mask_token, table)
 

@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from infodis.batching import Batching, converse
 from infodis.errors import InputError
+from infodis.evaluate import Batching, run_batched
 from infodis.jobs.inputs import Choices, Entry, Reading, Refused, Scored
 from infodis.jobs.jobs import ModelSpec, RowScorer, rounded
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import ChoiceSummary
 from infodis.models.model import Model
-from infodis.quantities.choose import Race, Verdict, choosing
+from infodis.quantities.choose import Race, Verdict, race_coroutine
 from infodis.rng import key
 from infodis.settings import settings_of
 
@@ -79,11 +79,11 @@ class Racing(RowScorer[Entry, Choices, Verdict]):
 
     def measure(self, ready: Sequence[Choices]) -> list[Verdict]:
         races = (self._race([one.item for one in question.rows], self._sizes(question.rows)) for question in ready)
-        return list(converse(races, Batching()))
+        return list(run_batched(races, Batching()))
 
     def _race(self, items: list, sizes: list[float]) -> Any:
         name = key(*sorted(item.key for item in items))
-        return choosing(self.model, items, sizes, self.job.race, seed=self.job.seed, name=name)
+        return race_coroutine(self.model, items, sizes, self.job.race, seed=self.job.seed, name=name)
 
     def _sizes(self, rows: Sequence[Scored]) -> list[float]:
         if self.job.normalise == "token":

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from infodis.batching import rounded
 from infodis.device import fits
 from infodis.errors import InputError
+from infodis.evaluate import rounded
 from infodis.item import Item
 from infodis.models.adapters import LoadedModel
 from infodis.models.chat import chat_prompt, check_chat

@@ -15,15 +15,14 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from infodis.batching import run
 from infodis.device import device_of
 from infodis.errors import InputError, PredictorError
 from infodis.estimate import check_seed
+from infodis.evaluate import ItemBatch, run
 from infodis.item import Item, Positions
 from infodis.noise.process import Absorbing, Process, ScoreFunction, score_entropy
 from infodis.noise.quadrature import half_line
 from infodis.noise.schedule import log_expm1
-from infodis.observe import Asker
 from infodis.oracle import Oracle
 from infodis.predictor import Predictor
 from infodis.result import Estimate, standard_error
@@ -222,10 +221,10 @@ def mdce(
     points = torch.tensor([-math.log1p(-level) if level < 1 else math.inf], dtype=torch.float64)
     draws = _draws(item, process, points, evaluations, seed=number)
     masked = draws.noised == predictor.vocab_size
-    asker = Asker.of(predictor, [item])
+    batch = ItemBatch.of(predictor, [item])
     rows = torch.zeros(len(masked), dtype=torch.int64)
     surprisal = torch.zeros(masked.shape, dtype=torch.float64)
-    surprisal[:, item.target] = run(asker.ask(rows, masked[:, item.target]))
+    surprisal[:, item.target] = run(batch.surprisals(rows, masked[:, item.target]))
     parts = draws.gather(torch.ones(1).double(), surprisal)
     return _estimate("mdce", item, parts, rows=len(masked), seed=number, design="one level")
 

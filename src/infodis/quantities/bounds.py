@@ -20,11 +20,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from infodis.batching import Batching, converse
 from infodis.errors import InputError
 from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, read_items
+from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
 from infodis.item import Item, Positions
-from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
 from infodis.quantities.orders import all_masks, draw_turns, follow, in_lockstep, most_confident_credits, sum_orders
 from infodis.result import Measured, Rate, Replicated, sum_errors
@@ -210,10 +209,10 @@ def bound_items(
     for start in range(0, len(waiting), TOGETHER):
         some = waiting[start : start + TOGETHER]
         confident = most_confident_first(predictor, some, batch_size=rows)
-        conversations = (
-            bounding(predictor, item, plan, one, seed=seed) for item, one in zip(some, confident, strict=True)
+        coroutines = (
+            bounds_coroutine(predictor, item, plan, one, seed=seed) for item, one in zip(some, confident, strict=True)
         )
-        for item, one in zip(some, converse(conversations, _batching(some, plan, rows)), strict=True):
+        for item, one in zip(some, run_batched(coroutines, _batching(some, plan, rows)), strict=True):
             found[item.key] = one
             if progress is not None:
                 progress(len(found), len(waiting))
@@ -226,22 +225,22 @@ def _batching(items: Sequence[Item], plan: Plan, rows: int | None) -> Batching:
     return Batching(rows, together=max(1, WINDOW // largest))
 
 
-def bounding(predictor: Predictor, item: Item, plan: Plan, confident: Bound, *, seed: int) -> Conversation[Bounds]:
-    """The conversation that bounds one item."""
-    asker = Asker.of(predictor, [item])
+def bounds_coroutine(predictor: Predictor, item: Item, plan: Plan, confident: Bound, *, seed: int) -> Coroutine[Bounds]:
+    """The coroutine that bounds one item."""
+    batch = ItemBatch.of(predictor, [item])
     if plan.enumerates(item.target.numel()):
-        return (yield from _exact(asker, item, confident, seed))
-    return (yield from _sampled(asker, item, plan, confident, seed))
+        return (yield from _exact(batch, item, confident, seed))
+    return (yield from _sampled(batch, item, plan, confident, seed))
 
 
-def _sampled(asker: Asker, item: Item, plan: Plan, confident: Bound, seed: int) -> Conversation[Bounds]:
+def _sampled(batch: ItemBatch, item: Item, plan: Plan, confident: Bound, seed: int) -> Coroutine[Bounds]:
     """Bounds from random orders: all of them from the same ones."""
     length = item.target.numel()
     turns = draw_turns(item, plan.orders, seed=seed)
     seen = Observations.none(1, length)
-    costs, seen = yield from follow(asker, turns, seen)
+    costs, seen = yield from follow(batch, turns, seen)
     spent = int(seen.cost[0])
-    along, seen = yield from follow(asker, torch.arange(length).unsqueeze(0), seen)
+    along, seen = yield from follow(batch, torch.arange(length).unsqueeze(0), seen)
 
     def bound(quantity: str, replicates: Tensor, meaning: str) -> Bound:
         return Bound(quantity, replicates, spent, seed, "budget spent", meaning)
@@ -260,11 +259,11 @@ def _sampled(asker: Asker, item: Item, plan: Plan, confident: Bound, seed: int) 
     )
 
 
-def _exact(asker: Asker, item: Item, confident: Bound, seed: int) -> Conversation[Bounds]:
+def _exact(batch: ItemBatch, item: Item, confident: Bound, seed: int) -> Coroutine[Bounds]:
     """Bounds from all masks, which hold all orders."""
     length = item.target.numel()
     masked = all_masks(length)[1:]
-    answer = yield from asker.ask(torch.zeros(len(masked), dtype=torch.int64), masked)
+    answer = yield from batch.surprisals(torch.zeros(len(masked), dtype=torch.int64), masked)
     mean, deviation, mixture = sum_orders(answer)
     steps = torch.arange(length)
     along = answer[2**length - 2**steps - 1, steps].sum().reshape(1)  # step s masks s, s + 1, ... : bits of the number

@@ -35,13 +35,12 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.auto import Auto
-from infodis.batching import Batching, run
 from infodis.control import Control, Neighbours, neighbour_maps, predict
 from infodis.design import Enumerate, Keys, Layout, Levels, MaskDesign, PowerCount, StratifiedCount, Tiled, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, Tokens, check_seed, read_items
+from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run
 from infodis.item import Item, Positions
-from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
 from infodis.result import Measured
 from infodis.rng import key, stream
@@ -210,14 +209,14 @@ def choose(
         item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
     name = key(*sorted(item.key for item in items))
     sizes = [1.0] * len(items) if sizes is None else list(sizes)
-    racing = choosing(predictor, items, sizes, race, seed=check_seed(seed), name=name)
+    racing = race_coroutine(predictor, items, sizes, race, seed=check_seed(seed), name=name)
     return run(racing, batching)
 
 
-def choosing(
+def race_coroutine(
     predictor: Predictor, items: list[Item], sizes: list[float], race: Race, *, seed: int, name: int
-) -> Conversation[Verdict]:
-    """The conversation that runs one race. `name` names its random numbers, which all choices share."""
+) -> Coroutine[Verdict]:
+    """The coroutine that runs one race. `name` names its random numbers, which all choices share."""
     sizes = _checked(items, sizes)
     columns = _columns(items)
     runners = {
@@ -295,7 +294,7 @@ class Runner:
     columns: Int[Tensor, " target"]
     rows: int
     """Of a replicate."""
-    asker: Asker
+    batch: ItemBatch
     seen: Observations
     weight: Float64[Tensor, "rows target"]
     values: Float64[Tensor, " replicates"]
@@ -304,9 +303,9 @@ class Runner:
     def begin(predictor: Predictor, item: Item, columns: Int[Tensor, " target"], race: Race) -> "Runner":
         target = item.target.numel()
         rows = race.each(target)
-        asker, seen = Asker.of(predictor, [item]), Observations.none(1, target)
+        batch, seen = ItemBatch.of(predictor, [item]), Observations.none(1, target)
         nothing = torch.zeros(0, dtype=torch.float64)
-        return Runner(race, item, columns, rows, asker, seen, nothing.view(0, target), nothing)
+        return Runner(race, item, columns, rows, batch, seen, nothing.view(0, target), nothing)
 
     @property
     def exact(self) -> bool:
@@ -326,23 +325,23 @@ class Runner:
         found = Measured(math.inf, 0.0) if self.impossible else Measured.mean(self.values)
         return Choice(found.value, found.standard_error, size, self.cost, len(self.values))
 
-    def go(self, shared: Numbers, replicates: range) -> "Conversation[Runner]":
+    def go(self, shared: Numbers, replicates: range) -> "Coroutine[Runner]":
         """The same after some more replicates."""
         if self.exact:
             return (yield from self._enumerated())
         levels, keys = shared.draw(replicates)
         masked, weight = self.race.design.masks(levels[:, : self.rows], keys[:, : self.rows, self.columns])
-        seen = yield from self.seen.extend(self.asker, masked.flatten(0, 1).unsqueeze(0))
+        seen = yield from self.seen.extend(self.batch, masked.flatten(0, 1).unsqueeze(0))
         grown = dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.flatten(0, 1)]))
         fresh = [grown._values(block) for block in _blocks(replicates)]
         return dataclasses.replace(grown, values=torch.cat([self.values, *fresh]))
 
-    def _enumerated(self) -> "Conversation[Runner]":
+    def _enumerated(self) -> "Coroutine[Runner]":
         if self.values.numel():
             return self
         blank = torch.zeros(1, self.rows, self.item.target.numel(), dtype=torch.float64)
         masked, weight = Enumerate().masks(blank[..., 0], blank)
-        seen = yield from self.seen.extend(self.asker, masked)
+        seen = yield from self.seen.extend(self.batch, masked)
         return dataclasses.replace(self, seen=seen, values=(weight * seen.surprisal).sum().reshape(1))
 
     def _values(self, replicates: range) -> Float64[Tensor, " replicates"]:

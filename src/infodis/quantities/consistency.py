@@ -18,11 +18,10 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from infodis.batching import Batching, converse
 from infodis.errors import InputError
 from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, read_items
+from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
 from infodis.item import Item, Positions
-from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
 from infodis.quantities.bounds import Bounds, Plan, bound_items
 from infodis.result import Measured, sum_errors
@@ -248,8 +247,8 @@ def audit_items(
     audited = list({item.key: item for item in items if item.target.numel() > 1}.values())
     largest = max(3 * pairs * item.target.numel() for item in audited)
     batching = Batching(Request(batch_size=batch_size).batch_size, together=max(1, WINDOW // min(CHUNK, largest)))
-    conversations = (circulating(predictor, item, pairs, seed=seed) for item in audited)
-    found = list(converse(conversations, batching))
+    coroutines = (circulation_coroutine(predictor, item, pairs, seed=seed) for item in audited)
+    found = list(run_batched(coroutines, batching))
     spent = sum(cost for _, cost in found) + sum({one.item.key: one.evaluations for one in bounds}.values())
     return Consistency(Circulations.join([part for part, _ in found]), list(bounds), spent, seed)
 
@@ -262,9 +261,11 @@ def check_pairs(items: Sequence[Item], pairs: int) -> None:
         raise InputError("An audit needs pairs of positions; every target holds a single one. Give a longer target.")
 
 
-def circulating(predictor: Predictor, item: Item, pairs: int, *, seed: int) -> Conversation[tuple[Circulations, int]]:
-    """The conversation that finds some circulations of one item, and the forward rows that they took."""
-    asker, length = Asker.of(predictor, [item]), item.target.numel()
+def circulation_coroutine(
+    predictor: Predictor, item: Item, pairs: int, *, seed: int
+) -> Coroutine[tuple[Circulations, int]]:
+    """The coroutine that finds some circulations of one item, and the forward rows that they took."""
+    batch, length = ItemBatch.of(predictor, [item]), item.target.numel()
     generator = stream(seed, item.key, "circulation")
     pair, size, weight = _draw_pairs(item, pairs, generator=generator)
     masked = _draw_masks(pair, size, length, generator=generator)
@@ -273,7 +274,7 @@ def circulating(predictor: Predictor, item: Item, pairs: int, *, seed: int) -> C
     for mask, (left, right) in zip(masked.split(blocks), (p.unbind(1) for p in pair.split(blocks)), strict=True):
         rows = torch.stack([mask, _without(mask, left), _without(mask, right)], dim=1)
         old = seen.masked.shape[1]
-        seen = yield from seen.extend(asker, rows.flatten(0, 1).unsqueeze(0))
+        seen = yield from seen.extend(batch, rows.flatten(0, 1).unsqueeze(0))
         values.append(circulation(seen.surprisal[0, old:].unflatten(0, (-1, 3)), left, right))
         seen = Observations(seen.masked[:, :0], seen.surprisal[:, :0], seen.cost)
     distance = (item.target[pair[:, 1]] - item.target[pair[:, 0]]).abs()

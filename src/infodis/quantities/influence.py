@@ -15,13 +15,12 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.auto import Auto
-from infodis.batching import Batching, run
 from infodis.control import Control, Neighbours
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, check_seed
+from infodis.evaluate import Batching, ItemBatch, run
 from infodis.item import Item, Positions, as_positions, as_sequence
-from infodis.observe import Asker
 from infodis.predictor import Predictor
 from infodis.quantities.ratio import Comparison, Ratio, Side
 from infodis.result import Replicated, Stopped, standard_error
@@ -227,8 +226,8 @@ def _ask(predictor: Predictor, item: Item, looks: _Looks, batching: Batching) ->
     masked = looks.masked.unsqueeze(2).expand(-1, -1, looks.visible.shape[2], -1)
     count = len(visible)
     hidden = item.hidden.expand(count, -1).scatter(1, item.context.expand(count, -1), ~visible)
-    asker = Asker(predictor, item.clean.expand(count, -1), item.target.expand(count, -1), hidden)
-    return run(asker.ask(torch.arange(count), masked.flatten(0, 2)), batching).view(masked.shape)
+    batch = ItemBatch(predictor, item.clean.expand(count, -1), item.target.expand(count, -1), hidden)
+    return run(batch.surprisals(torch.arange(count), masked.flatten(0, 2)), batching).view(masked.shape)
 
 
 def _enumerated(item: Item, rows: int) -> _Looks | None:

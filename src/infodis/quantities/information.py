@@ -23,12 +23,11 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from infodis.batching import Batching, converse
 from infodis.design import LONGEST_ENUMERATION, Enumerate, Layout, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, Tokens, check_seed, read_items
+from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
 from infodis.item import Item, Positions
-from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor
 from infodis.quantities.influence import Influence as Influence
 from infodis.quantities.influence import Information as Information
@@ -257,12 +256,12 @@ def profile(
             item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
         except InputError as error:
             raise error if single else InputError(f"Sequence {place}: {error}") from None
-    conversations = (
+    coroutines = (
         plans[item.target.numel()].profiling(predictor, item, seed=number, name=name)
         for item, name in zip(items, _names(items), strict=True)
     )
     found: list[TextProfile] = []
-    for text in converse(conversations, Batching(batch_size, together=TOGETHER)):
+    for text in run_batched(coroutines, Batching(batch_size, together=TOGETHER)):
         found.append(text)
         if progress is not None:
             progress(len(found), len(items))
@@ -319,15 +318,15 @@ class _Plan:
         keys = torch.stack([uniforms(self.length, generator=generator) for generator in generators])
         return unit[keys.argsort(-1)[:, : self.singles]]
 
-    def profiling(self, predictor: Predictor, item: Item, *, seed: int, name: int) -> Conversation[TextProfile]:
-        """The conversation that looks at one text."""
+    def profiling(self, predictor: Predictor, item: Item, *, seed: int, name: int) -> Coroutine[TextProfile]:
+        """The coroutine that looks at one text."""
         replicates = self.layout.replicates
         generators = [stream(seed, name, replicate) for replicate in range(replicates)]
         masked, weight = self.design.masks(*numbers(self.length, self.layout, generators))
         singles = self.single_masks(generators)
         full = torch.ones(1, self.length, dtype=torch.bool)
         rows = torch.cat([full, singles.flatten(0, 1), masked.flatten(0, 1)])
-        seen = yield from Observations.none(1, self.length).extend(Asker.of(predictor, [item]), rows.unsqueeze(0))
+        seen = yield from Observations.none(1, self.length).extend(ItemBatch.of(predictor, [item]), rows.unsqueeze(0))
         surprisal = seen.surprisal[0]
         if bool(surprisal.isinf().any()):
             raise InputError(

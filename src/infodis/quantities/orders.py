@@ -11,11 +11,10 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from infodis.batching import Batching, run
 from infodis.errors import InputError
 from infodis.estimate import CHUNK, Request
+from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run
 from infodis.item import Item, Positions, as_sequence
-from infodis.observe import Asker, Conversation, Observations
 from infodis.predictor import Predictor, gather_surprisal
 from infodis.result import Estimate
 from infodis.rng import stream
@@ -47,14 +46,14 @@ def order_nll(
     item = Item.read(tokens, target=target, context=context)
     item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
     batching = Batching(Request(batch_size=batch_size).batch_size)
-    asker = Asker.of(predictor, [item])
+    batch = ItemBatch.of(predictor, [item])
     if isinstance(order, str) and order == "most-confident-first":
         found, spent = most_confident_credits(predictor, [item])
         credits, evaluations, turns = found[0, item.target], int(spent), ()
     else:
         turn = _turns(item, order)
         steps = torch.arange(item.target.numel()).unsqueeze(-1)
-        surprisal = run(asker.ask(torch.zeros(len(steps), dtype=torch.int64), turn >= steps), batching)
+        surprisal = run(batch.surprisals(torch.zeros(len(steps), dtype=torch.int64), turn >= steps), batching)
         credits, evaluations = surprisal.gather(0, turn.unsqueeze(0)).squeeze(0), len(steps)
         turns = tuple(turn.tolist())
     return Estimate(
@@ -138,14 +137,14 @@ def draw_turns(item: Item, orders: int, *, seed: int) -> Int[Tensor, "orders tar
 
 
 def follow(
-    asker: Asker, turns: Int[Tensor, "orders target"], seen: Observations
-) -> Conversation[tuple[Float64[Tensor, " orders"], Observations]]:
+    batch: ItemBatch, turns: Int[Tensor, "orders target"], seen: Observations
+) -> Coroutine[tuple[Float64[Tensor, " orders"], Observations]]:
     """The order_nll of some orders of a single item, a few orders at a time, and what was seen [eq:order-nll]."""
     length = turns.shape[1]
     costs = []
     for block in turns.split(max(1, CHUNK // length**2)):
         masked = block.unsqueeze(1) >= torch.arange(length).unsqueeze(-1)
-        seen = yield from seen.extend(asker, masked.flatten(0, 1).unsqueeze(0))
+        seen = yield from seen.extend(batch, masked.flatten(0, 1).unsqueeze(0))
         surprisal = seen.surprisal[0, -len(block) * length :].unflatten(0, (len(block), length))
         costs.append(surprisal.gather(1, block.unsqueeze(1)).squeeze(1).sum(-1))
         seen = _remembered(seen)

@@ -18,13 +18,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.auto import Auto
-from infodis.batching import Batching, converse
 from infodis.control import Control, Neighbours
 from infodis.design import Layout, MaskDesign
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Request, Sample, Tokens, check_seed, read_items, settling
+from infodis.estimate import CHUNK, WINDOW, Request, Sample, Tokens, check_seed, pilot_coroutine, read_items
+from infodis.evaluate import Batching, Coroutine, ItemBatch, run_batched
 from infodis.item import Item, Positions
-from infodis.observe import Asker, Conversation
 from infodis.predictor import Predictor
 from infodis.result import Estimate, Replicated, Stopped
 from infodis.rng import key
@@ -208,9 +207,9 @@ def compare(comparisons: Sequence[Comparison]) -> list[Outcome]:
     sizes = [comparison.request.batch_size for comparison in comparisons]
     smallest = min((size for size in sizes if size is not None), default=None)
     batching = Batching(smallest, together=max(1, WINDOW // largest))
-    conversations = (comparing([comparisons[n] for n in group]) for group in groups)
+    coroutines = (ratio_coroutine([comparisons[n] for n in group]) for group in groups)
     found: dict[int, Outcome] = {}
-    for group, outcomes in zip(groups, converse(conversations, batching), strict=True):
+    for group, outcomes in zip(groups, run_batched(coroutines, batching), strict=True):
         found |= dict(zip(group, outcomes, strict=True))
     return [found[n] for n in range(len(comparisons))]
 
@@ -232,8 +231,8 @@ def _groups(comparisons: Sequence[Comparison]) -> Iterator[list[int]]:
         yield group
 
 
-def comparing(comparisons: Sequence[Comparison]) -> Conversation[list[Outcome]]:
-    """The conversation that makes comparisons with bases of one shape, one request and one seed."""
+def ratio_coroutine(comparisons: Sequence[Comparison]) -> Coroutine[list[Outcome]]:
+    """The coroutine that makes comparisons with bases of one shape, one request and one seed."""
     begun = yield from _begin(comparisons)
     stages = [stage for stage in begun if isinstance(stage, Stage)]
     first = yield from _sampled(stages, [stage.replicates for stage in stages])
@@ -245,11 +244,13 @@ def comparing(comparisons: Sequence[Comparison]) -> Conversation[list[Outcome]]:
     return [next(found) if isinstance(stage, Stage) else stage for stage in begun]
 
 
-def _begin(comparisons: Sequence[Comparison]) -> "Conversation[list[Stage | InputError]]":
+def _begin(comparisons: Sequence[Comparison]) -> "Coroutine[list[Stage | InputError]]":
     """A pilot on every distinct base, and what it settles."""
     bases = {comparison.base.item.key: comparison.base.item for comparison in comparisons}
     request = comparisons[0].request
-    seen, settled = yield from settling(Asker.of(comparisons[0].base.predictor, list(bases.values())), request)
+    seen, settled = yield from pilot_coroutine(
+        ItemBatch.of(comparisons[0].base.predictor, list(bases.values())), request
+    )
     known = dict(zip(bases, zip(settled, seen.cost.tolist(), strict=True), strict=True))
     begun: list[Stage | InputError] = []
     for comparison in comparisons:
@@ -263,7 +264,7 @@ def _begin(comparisons: Sequence[Comparison]) -> "Conversation[list[Stage | Inpu
 
 def _sampled(
     stages: "Sequence[Stage]", counts: Sequence[int], before: Sequence[tuple[Sample, ...]] | None = None
-) -> Conversation[list[tuple[Sample, ...]]]:
+) -> Coroutine[list[tuple[Sample, ...]]]:
     """Every side of every stage with so many replicates. Sides of one shape are asked together, equal ones once."""
     groups: dict[tuple, dict[tuple[int, int], Sample]] = {}
     asked: list[list[tuple]] = []
@@ -317,7 +318,7 @@ class Stage:
             Sample.of(
                 [side.item],
                 [name],
-                Asker.of(side.predictor, [side.item]),
+                ItemBatch.of(side.predictor, [side.item]),
                 self.design,
                 layout,
                 control=comparison.request.control,

@@ -11,12 +11,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from infodis.batching import Batching, converse
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled
 from infodis.estimate import Request, Sample
+from infodis.evaluate import Batching, Coroutine, ItemBatch, run_batched
 from infodis.item import Item
 from infodis.models.model import Model
-from infodis.observe import Asker, Conversation
 from infodis.predictor import Predictor
 from infodis.result import Stopped, standard_error
 
@@ -87,12 +86,12 @@ def look(
 ) -> list[Look]:
     """Look at rows side by side: `evaluations` masks each, for every circumstance."""
     going = (_looking(predictor, subject, reference, evaluations, seed) for subject in subjects)
-    return list(converse(going, Batching(together=TOGETHER)))
+    return list(run_batched(going, Batching(together=TOGETHER)))
 
 
 def _looking(
     predictor: Predictor, subject: Subject, reference: Predictor | None, rows: int, seed: int
-) -> Conversation[Look]:
+) -> Coroutine[Look]:
     name = subject.item.key
     sample = yield from _sampled(predictor, subject.item, rows, seed=seed, name=name)
     values, credits, errors = (part[0] for part in sample.combine())
@@ -117,13 +116,15 @@ def _looking(
     )
 
 
-def _sampled(predictor: Predictor, item: Item, rows: int, *, seed: int, name: int) -> Conversation[Sample]:
+def _sampled(predictor: Predictor, item: Item, rows: int, *, seed: int, name: int) -> Coroutine[Sample]:
     """Masks by `Tiled`, or all of them if they are few enough."""
     length = item.target.numel()
     few = length <= LONGEST_ENUMERATION and 2**length - 1 <= rows
     design = Enumerate() if few else Tiled()
     layout = design.layout(length, rows)
-    begun = Sample.of([item], [name], Asker.of(predictor, [item]), design, layout, control=Request().control, seed=seed)
+    begun = Sample.of(
+        [item], [name], ItemBatch.of(predictor, [item]), design, layout, control=Request().control, seed=seed
+    )
     return (yield from begun.extend(layout.replicates))
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from infodis.apps.lm_eval.arguments import ModelArgs
 from infodis.apps.lm_eval.requests import DECIDED, EMPTY, RequestGroup, Response, RollingRequest
-from infodis.batching import Batching, converse
 from infodis.errors import InputError, PredictorError
 from infodis.estimate import estimate_items
+from infodis.evaluate import Batching, run_batched
 from infodis.item import Item
 from infodis.models.model import Model
-from infodis.quantities.choose import Verdict, choosing
+from infodis.quantities.choose import Verdict, race_coroutine
 from infodis.result import Measured
 from infodis.snapshot import sealed, unsealed
 
@@ -172,7 +172,7 @@ class RequestScorer:
         """Races that are not known yet, side by side. What they leave undecided is estimated like anything else."""
         missing = {self._race_key(one): one for one in groups if self.cache.get(self._race_key(one)) is None}
         races = (
-            choosing(
+            race_coroutine(
                 self.model,
                 group.items,
                 self._sizes(group),
@@ -182,7 +182,7 @@ class RequestScorer:
             )
             for group in missing.values()
         )
-        verdicts = converse(races, Batching(self.args.batch_size))
+        verdicts = run_batched(races, Batching(self.args.batch_size))
         found = {}
         for (key, group), verdict in zip(missing.items(), verdicts, strict=True):
             responses = race_responses(verdict, group.items) if verdict.decided else []

@@ -20,11 +20,10 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
-from infodis.batching import run
 from infodis.design import MaskDesign, StratifiedCount, TimeFree, TimeIntegral, UniformCount
 from infodis.errors import InputError
+from infodis.evaluate import ItemBatch, run
 from infodis.item import Item
-from infodis.observe import Asker
 from infodis.predictor import Predictor
 from infodis.rng import stream, uniforms
 from infodis.testing import Tabulated
@@ -88,7 +87,7 @@ class Moments:
         counts = torch.tensor([max(LEAST, SMALL // size) for size in range(1, length)] + [1])
         sizes = torch.arange(1, length + 1).repeat_interleave(counts)
         masked = _random_masks(sizes, length, generator=stream(seed, item.key, "sizes"))
-        asked = Asker.of(predictor, [item]).ask(torch.zeros(len(sizes), dtype=torch.int64), masked)
+        asked = ItemBatch.of(predictor, [item]).surprisals(torch.zeros(len(sizes), dtype=torch.int64), masked)
         sums = run(asked).sum(-1)
         mean, square = (torch.bincount(sizes, weights=values)[1:] / counts for values in (sums, sums.square()))
         spread = (square - mean.square()) / (counts - 1).clamp(min=1)  # the full mask is only one: nothing is random
