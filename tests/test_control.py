@@ -7,13 +7,13 @@ import torch
 import infodis
 from infodis.apps.bench.experiments import measure
 from infodis.apps.bench.problems import chain_problem
-from infodis.control import Neighbours, Positions, _neighbours, fold_bounds, neighbour_maps, predict
+from infodis.control import Neighbours, Positions, fold_bounds, neighbour_maps, predict
 from infodis.design import Layout, Orders, StratifiedCount, Tiled, TimeFree, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
-from infodis.testing import Perturbed
+from infodis.testing import Perturbed, check_control
 
 
 def every_mask(length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,11 +29,16 @@ def every_mask(length: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("control", [Neighbours(radius=3), Neighbours(radius=1)], ids=repr)
 def test_features_have_mean_zero_against_enumeration(control, target):
     """[eq:control-means]: over all masks that hold i, with their weights, every centred feature averages to zero."""
-    masked, weight = every_mask(len(target))
-    maps = neighbour_maps(torch.tensor([target]), control.offsets)
-    features = control.features(masked.unsqueeze(0), *_neighbours(masked.unsqueeze(0), maps))
-    means = (features[0].double() * masked.unsqueeze(1) * weight).sum(-1)
-    assert float(means.abs().max()) < 1e-6  # features are float32
+    check_control(control, target=target)
+
+
+def test_a_feature_that_is_not_centred_is_caught():
+    class Uncentred(Neighbours):
+        def features(self, masked, neighbours, present):
+            return neighbours
+
+    with pytest.raises(AssertionError, match=r"mean zero .* has 0\.5 at position 0"):
+        check_control(Uncentred(radius=1))
 
 
 def test_neighbour_map_follows_places_in_the_sequence():

@@ -142,6 +142,19 @@ def test_readme_example_runs(capsys):
     assert "log_ratio" in capsys.readouterr().out
 
 
+WALKS = re.findall(r"## (Add a [\w ]+)\n.*?```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(("name", "code"), WALKS, ids=[name for name, _ in WALKS])
+def test_walks_of_contributing_run(name, code, capsys):
+    assert len(code.splitlines()) <= 30
+    exec(code, {"__name__": "walk"})
+
+
+def test_there_is_a_walk_for_everything_that_is_often_added():
+    assert [name for name, _ in WALKS] == ["Add a design", "Add a control", "Add a quantity", "Add a model family"]
+
+
 def test_public_names_exist():
     import infodis
 

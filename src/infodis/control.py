@@ -157,7 +157,7 @@ def predict(
 
     Rows of a fold are predicted from those of the other folds, rows behind all folds from all. At least two folds.
     """
-    features = control.features(masked, *_neighbours(masked, maps)) * masked.float().unsqueeze(2)
+    features = control.features(masked, *neighbour_values(masked, maps)) * masked.float().unsqueeze(2)
     few = masked.shape[-1] < FEW_ROWS
     moments = [
         _Moments.of(masked[..., a:b], weight[..., a:b], surprisal[..., a:b], features[..., a:b], few=few)
@@ -175,7 +175,7 @@ def predict(
     return torch.cat(predictions, dim=-1) * masked, torch.cat(means, dim=-1)
 
 
-def _neighbours(masked: Rows, maps: Maps) -> tuple[Indicators, Present]:
+def neighbour_values(masked: Rows, maps: Maps) -> tuple[Indicators, Present]:
     """Whether each neighbour is masked, and whether it is there at all."""
     items, length, rows = masked.shape
     padded = torch.cat([masked, masked.new_zeros(items, 1, rows)], dim=1).float()

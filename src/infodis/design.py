@@ -145,7 +145,7 @@ def _check(length: int, rows: int, *, smallest: int, design: str) -> None:
         )
 
 
-def _lowest(keys: Keys, sizes: Int[Tensor, "batch rows"]) -> Bool[Tensor, "batch rows length"]:
+def lowest(keys: Keys, sizes: Int[Tensor, "batch rows"]) -> Bool[Tensor, "batch rows length"]:
     """In each row the `size` positions with the smallest keys: a uniformly random set of that size."""
     return ranks(keys) < sizes.unsqueeze(-1)
 
@@ -217,7 +217,7 @@ class TimeFree(MaskDesign):
         harmonic = inverse.sum()
         cumulative = (inverse.cumsum(0) / harmonic)[:-1].contiguous()
         sizes = 1 + torch.searchsorted(cumulative, levels.contiguous(), right=True)
-        return _per_position(_lowest(keys, sizes), (harmonic / levels.shape[-1]).expand_as(levels))
+        return _per_position(lowest(keys, sizes), (harmonic / levels.shape[-1]).expand_as(levels))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +255,7 @@ class PowerCount(MaskDesign):
         share = share / share.sum()
         strata = (torch.arange(rows) + levels) / rows
         sizes = 1 + torch.searchsorted(share.cumsum(0)[:-1].contiguous(), strata.contiguous(), right=True)
-        return _per_position(_lowest(keys, sizes), 1 / (rows * sizes * share[sizes - 1]))
+        return _per_position(lowest(keys, sizes), 1 / (rows * sizes * share[sizes - 1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,7 +276,7 @@ class StratifiedCount(MaskDesign):
 def _uniform_count(levels: Levels, keys: Keys) -> WeightedMasks:
     rows, length = keys.shape[-2:]
     sizes = (1 + (levels * length).long()).clamp(max=length)
-    return _per_position(_lowest(keys, sizes), length / (rows * sizes.double()))
+    return _per_position(lowest(keys, sizes), length / (rows * sizes.double()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +293,7 @@ class Pairs(MaskDesign):
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
         length = keys.shape[-1]
         sizes = (levels[..., :1] * (length + 1)).long().clamp(max=length)
-        one = _lowest(keys[..., :1, :], sizes)
+        one = lowest(keys[..., :1, :], sizes)
         masked = torch.cat([one, ~one], dim=-2)
         counts = torch.cat([sizes, length - sizes], dim=-1).clamp(min=1)
         return _per_position(masked, (length + 1) / (2 * counts.double()))

@@ -1,7 +1,8 @@
-"""Laws as public API: check a mask design or a predictor of your own against exact answers.
+"""Laws as public API: check a mask design, a control or a predictor of your own against exact answers.
 
-    from infodis.testing import check_design, check_predictor
+    from infodis.testing import check_control, check_design, check_predictor
     check_design(MyDesign())                 # certificate, unbiasedness, coverage; raises AssertionError, or reports
+    check_control(MyControl())               # features with mean zero
     check_predictor(my_predictor, tokens)    # normalised, deterministic, independent of batch composition
 
 `Tabulated` holds everything that a predictor says about one short target, and so the exact `nll`; runs on it cost next
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from infodis.control import Control, neighbour_maps, neighbour_values
 from infodis.design import Enumerate, Layout, MaskDesign, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
@@ -242,6 +244,26 @@ def _edge(design: MaskDesign, length: int, rows: int, row: int, low: float, high
         middle = (low + high) / 2
         low, high = (middle, high) if size(middle) == start else (low, middle)
     return (low + high) / 2
+
+
+def check_control(control: Control, *, target: Iterable[int] = (0, 1, 2, 3, 5, 7)) -> None:
+    """Check a control: over all masks that hold a position, every feature must have mean zero [eq:control-means].
+
+    Raises `AssertionError` with the feature that has not. `target` are positions of a sequence; gaps are worth a try.
+
+    >>> from infodis import Neighbours
+    >>> check_control(Neighbours(radius=2))
+    """
+    places = torch.tensor(list(target))
+    masked, weight = (part.T.unsqueeze(0) for part in _enumeration(len(places)))
+    features = control.features(masked, *neighbour_values(masked, neighbour_maps(places.unsqueeze(0), control.offsets)))
+    means = (features * weight.unsqueeze(2)).sum(-1)[0]
+    if means.numel() and float(means.abs().max()) > 1e-5:
+        position, feature = divmod(int(means.abs().argmax()), means.shape[1])
+        raise AssertionError(
+            f"Every feature must have mean zero over the masks that hold a position; feature {feature} of {control} "
+            f"has {float(means[position, feature]):.3g} at position {int(places[position])}. Subtract its mean."
+        )
 
 
 def check_predictor(
