@@ -861,8 +861,8 @@ MUTATIONS = (
         "given-labelling-forgotten",
         "a permutation p-value is never 0",
         "apps/audit/separation.py",
-        "(1 + extreme) / (1 + len(sums))",
-        "extreme / len(sums)",
+        "(1 + extreme) / (1 + count)",
+        "extreme / count",
         ("test_separation.py::test_forgetting_the_given_labelling_is_caught",),
     ),
     Mutation(

@@ -25,8 +25,9 @@ from infodis.apps.audit.confounds import (
     repeated,
     thinned,
 )
-from infodis.apps.audit.separation import Interval, Separation, auroc
+from infodis.apps.audit.separation import Separation, auroc
 from infodis.errors import InputError
+from infodis.result import Interval
 
 DICTIONARY = random.Random(0)
 WORDS = ["".join(DICTIONARY.choices("etaoinshrdlu", k=DICTIONARY.randint(2, 8))) for _ in range(400)]

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from infodis.apps.audit.groups import Group, by_text
-from infodis.apps.audit.separation import Interval
 from infodis.apps.reproduce import audit_llada, ood
 from infodis.apps.reproduce.audit_llada import OWN, AuditLlada, Compared, Dataset, likelier, verdict_on, went_on
 from infodis.apps.reproduce.experiment import Bench, Experiment
@@ -40,6 +39,7 @@ from infodis.jobs.jobs import ModelSpec
 from infodis.models.loading import load
 from infodis.models.model import Model
 from infodis.models.tokenizers import Characters, text8_style
+from infodis.result import Interval
 from infodis.rng import stream
 from infodis.sampling import Ancestral
 

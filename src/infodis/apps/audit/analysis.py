@@ -12,7 +12,7 @@ from infodis.apps.audit import confounds as trivial
 from infodis.apps.audit.confounds import Confounds
 from infodis.apps.audit.groups import Group, by_id, by_prompt, clusters
 from infodis.apps.audit.scores import PRIMARY, Score, available
-from infodis.apps.audit.separation import Roc, Separation, benjamini_hochberg, conformal_p, holm, roc, separate
+from infodis.apps.audit.separation import RocCurve, Separation, conformal_p, holm, roc, separate
 from infodis.apps.audit.tasks import Task
 from infodis.errors import InputError
 
@@ -53,7 +53,7 @@ class Audit:
     """One for each score, the primary one first."""
     adjusted: tuple[float, ...]
     """p-values of the separations, adjusted for their number (Holm)."""
-    curve: Roc
+    curve: RocCurve
     """Of the primary score."""
     confounds: Confounds
     noise: float
@@ -111,9 +111,11 @@ def _values(task: Task, score: Score, group: Group) -> Values:
 def _suspects(task: Task, scores: Sequence[Score], questioned: Group, fresh: Group, *, seed: int) -> Suspects:
     """By the score beyond the reference if there is one: what is rare is then not taken for what is unknown."""
     score = next((one for one in scores if one.name == "beyond the reference"), PRIMARY)
+    from scipy.stats import false_discovery_control
+
     known, asked = _values(task, score, fresh), _values(task, score, questioned)
     p_values = conformal_p(known, asked)
-    q_values = benjamini_hochberg(p_values)
+    q_values = torch.from_numpy(false_discovery_control(p_values.numpy()))  # valid for conformal p-values too
     return Suspects(questioned, score, p_values, q_values, separate(known, asked, score=score.name, seed=seed))
 
 

@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from infodis.apps.audit.separation import Interval, Separation, auroc, holm, separate, stronger
+from infodis.apps.audit.separation import Separation, auroc, holm, separate, stronger
 from infodis.errors import InputError
+from infodis.result import Interval
 from infodis.rng import stream
 
 ROWS = 4000

@@ -25,7 +25,8 @@ Where 1 % of rows carry all overlap it is about 90 % (`test_coverage_of_auroc_in
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy
 import torch
@@ -33,7 +34,8 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.errors import InputError
-from infodis.rng import stream
+from infodis.result import Interval, Measured
+from infodis.rng import key, stream
 
 LEVEL = 0.95
 PERMUTATIONS = 9999
@@ -51,20 +53,7 @@ Clusters = tuple[Sequence[Hashable], Sequence[Hashable]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Interval:
-    """A number and the confidence interval around it."""
-
-    value: float
-    low: float
-    high: float
-    level: float = LEVEL
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-@dataclasses.dataclass(frozen=True)
-class Pairs:
+class PairedDifferences:
     """What the differences within pairs say."""
 
     count: int
@@ -94,14 +83,15 @@ class Separation:
     effect: Interval
     """Difference of means in units of the pooled standard deviation (Hedges' g)."""
     p_value: float
-    """Of permuting labels: two-sided, on the sum of ranks. Never below 1 / (1 + permutations)."""
+    """Of permuting labels: two-sided, on the sum of ranks. Exact where relabellings are few, else never below
+    1 / (1 + permutations)."""
     permutations: int
-    pairs: Pairs | None = None
+    pairs: PairedDifferences | None = None
     clusters: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Roc:
+class RocCurve:
     """A ROC curve, thinned, with a band that holds at each of its points, not for all at once."""
 
     fpr: tuple[float, ...]
@@ -112,7 +102,7 @@ class Roc:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Units:
+class SamplingUnits:
     """Which rows belong together. Units with negatives only, positives only and both are drawn separately."""
 
     negatives: Int[Tensor, " negatives"]
@@ -121,7 +111,7 @@ class Units:
     """1: negatives only, 2: positives only, 3: both."""
 
     @staticmethod
-    def of(negatives: int, positives: int, *, paired: bool, clusters: Clusters | None) -> "Units":
+    def of(negatives: int, positives: int, *, paired: bool, clusters: Clusters | None) -> "SamplingUnits":
         if clusters is not None:
             names = {name: n for n, name in enumerate(dict.fromkeys([*clusters[0], *clusters[1]]))}
             first, second = (torch.tensor([names[name] for name in labels]) for labels in clusters)
@@ -132,7 +122,7 @@ class Units:
         kind[first] += 1
         kind = torch.where(kind > 0, 1, 0)
         kind[second.unique()] += 2
-        return Units(first, second, kind)
+        return SamplingUnits(first, second, kind)
 
     def sums(self, negatives: Negatives, positives: Positives) -> Values:
         """What the rows of every unit add up to."""
@@ -152,29 +142,29 @@ class Units:
     @property
     def effective(self) -> tuple[float, float]:
         """Rows of either group if those of a unit are taken for copies of each other (Kish): the fewest they can be."""
-        return carriers(self.negatives.bincount().double()), carriers(self.positives.bincount().double())
+        return effective_count(self.negatives.bincount().double()), effective_count(self.positives.bincount().double())
 
 
-def carriers(share: Values) -> float:
+def effective_count(share: Values) -> float:
     """How many equal shares are as uneven as these: (sum)^2 / sum of squares; 0 if all are 0."""
     squares = float(share.square().sum())
     return float(share.sum()) ** 2 / squares if squares > 0 else 0.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Order:
+class RankComparison:
     """The AUROC and what every unit contributes to its error."""
 
     value: float
     influence: Values
     variance: float
-    carriers: float
+    evidence: float
     """How many units carry the overlap of the groups: few of them make the variance a guess."""
     rows: float
     """Variance is at most value (1 - value) / rows."""
 
     @staticmethod
-    def of(negatives: Negatives, positives: Positives, units: Units) -> "Order":
+    def of(negatives: Negatives, positives: Positives, units: SamplingUnits) -> "RankComparison":
         below, above = placements(positives, negatives), 1 - placements(negatives, positives)
         # `below`: how many positives are below a negative; `above`: how many negatives are above a positive
         value = 1 - float(above.mean())
@@ -183,11 +173,11 @@ class Order:
         wrong = (below, above) if value >= 0.5 else (1 - below, 1 - above)
         overlap = units.sums(share[0] * wrong[0], share[1] * wrong[1])
         variance = units.covariance(influence, influence)
-        return Order(value, influence, variance, carriers(overlap), min(units.effective))
+        return RankComparison(value, influence, variance, effective_count(overlap), min(units.effective))
 
     def interval(self, inflation: float = 1.0) -> Interval:
         """`inflation`: how many times the variance is larger than rows that were independent would have it."""
-        return score_interval(self.value, inflation * self.variance, rows=self.rows, carriers=self.carriers)
+        return score_interval(self.value, inflation * self.variance, rows=self.rows, evidence=self.evidence)
 
 
 def placements(group: Float64[Tensor, " group"], values: Values) -> Values:
@@ -197,16 +187,16 @@ def placements(group: Float64[Tensor, " group"], values: Values) -> Values:
     return twice.double() / (2 * len(group))
 
 
-def score_interval(value: float, variance: float, *, rows: float, carriers: float) -> Interval:
+def score_interval(value: float, variance: float, *, rows: float, evidence: float) -> Interval:
     """Wilson's interval for a mean of numbers in [0, 1], as of a proportion with an effective number of rows.
 
     No such mean varies more than the proportion of `rows` yes-or-no answers. The estimated variance counts for as many
-    units as it rests on (`carriers`), and one more is imagined for which that worst case holds. So the interval neither
+    units as it rests on (`evidence`), and one more is imagined for which that worst case holds. So the interval neither
     shrinks to a point at 0 or 1 nor depends on the worst case where there is evidence.
     """
     worst = value * (1 - value) / rows
     ratio = variance / worst if worst > 0 else 0.0
-    effective = rows * (carriers + 1) / (carriers * ratio + 1)
+    effective = rows * (evidence + 1) / (evidence * ratio + 1)
     z = quantile(None)
     shrink = 1 + z * z / effective
     centre = (value + z * z / (2 * effective)) / shrink
@@ -251,18 +241,19 @@ def separate(
         if not 0 < rate < 1:
             raise InputError(f"A false positive rate must lie between 0 and 1, got {rate}.")
     points = _curve(negatives, positives, torch.tensor(rates, dtype=torch.float64), units)
-    p_value, made = _rank_p(negatives, positives, units, paired=paired, draws=Draws(permutations, seed))
+    draws = {"permutations": permutations, "seed": seed}
+    p_value, tried = _rank_p(negatives, positives, units, paired=paired, **draws)
     return Separation(
         score,
         (len(negatives), len(positives)),
-        Order.of(negatives, positives, units).interval(),
+        RankComparison.of(negatives, positives, units).interval(),
         dict(zip(rates, points.intervals, strict=True)),
         dict(zip(rates, points.achieved.tolist(), strict=True)),
         dict(zip(rates, points.threshold.tolist(), strict=True)),
         effect_size(negatives, positives, units),
         p_value,
-        made,
-        _pairs(positives - negatives, Draws(permutations, seed)) if paired else None,
+        tried,
+        _paired_differences(positives - negatives, **draws) if paired else None,
         len(units.kind) if clusters is not None else None,
     )
 
@@ -272,10 +263,10 @@ def auroc(
 ) -> Interval:
     """The AUROC alone, for scores that need not be independent: `inflation` is that of their variance."""
     units = _units(negatives, positives, paired=False, clusters=clusters)
-    return Order.of(negatives, positives, units).interval(inflation)
+    return RankComparison.of(negatives, positives, units).interval(inflation)
 
 
-def _units(negatives: Negatives, positives: Positives, *, paired: bool, clusters: Clusters | None) -> Units:
+def _units(negatives: Negatives, positives: Positives, *, paired: bool, clusters: Clusters | None) -> SamplingUnits:
     sizes = {"negatives": len(negatives), "positives": len(positives)}
     for name, values in (("negatives", negatives), ("positives", positives)):
         if len(values) < 2:
@@ -292,10 +283,10 @@ def _units(negatives: Negatives, positives: Positives, *, paired: bool, clusters
                 raise InputError(f"Every row needs its cluster; {size} {name} came with {len(labels)} names.")
             if len(set(labels)) < 2:
                 raise InputError(f"All {name} are in one cluster: nothing says how much clusters differ.")
-    return Units.of(*sizes.values(), paired=paired, clusters=clusters)
+    return SamplingUnits.of(*sizes.values(), paired=paired, clusters=clusters)
 
 
-def effect_size(negatives: Negatives, positives: Positives, units: Units) -> Interval:
+def effect_size(negatives: Negatives, positives: Positives, units: SamplingUnits) -> Interval:
     """Hedges' g; endless, and of endless width, where no group has any spread."""
     count = len(negatives) + len(positives)
     low, high = negatives - negatives.mean(), positives - positives.mean()
@@ -314,76 +305,87 @@ def effect_size(negatives: Negatives, positives: Positives, units: Units) -> Int
     return Interval(g, g - half, g + half)
 
 
-def _pairs(differences: Values, draws: "Draws") -> Pairs:
+def _paired_differences(differences: Values, permutations: int, seed: int) -> PairedDifferences:
     count = len(differences)
     wins = (differences.sign() + 1) / 2
     share = float(wins.mean())
     losses = 1 - wins if share >= 0.5 else wins
-    error = float(differences.std()) / math.sqrt(count)
-    mean, half = float(differences.mean()), quantile(count - 1) * error
-    return Pairs(
+    mean = Measured.mean(differences)
+    half = quantile(count - 1) * mean.standard_error
+    return PairedDifferences(
         count,
-        score_interval(share, float(wins.var(correction=0)) / count, rows=count, carriers=carriers(losses)),
-        Interval(mean, mean - half, mean + half),
-        error,
-        _flip_p(differences, draws)[0],
+        score_interval(share, float(wins.var(correction=0)) / count, rows=count, evidence=effective_count(losses)),
+        Interval(mean.value, mean.value - half, mean.value + half),
+        mean.standard_error,
+        _permutation_p(differences, permutations=permutations, seed=seed)[0],
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Draws:
-    """Relabellings to make: at most so many."""
+def _permutation_p(
+    first: Values, second: Negatives | None = None, *, permutations: int, seed: int
+) -> tuple[float, int]:
+    """Two-sided, on the sum of the first: of permuting centred values of two groups, or flipping signs of one.
 
-    most: int
-    seed: int
+    Where all relabellings are at most as many as permutations, all of them are tried. The sum is rounded, so that
+    relabellings whose sums are equal stay so.
+    """
+    from scipy.stats import permutation_test
 
-    def steps(self, rows: int) -> Iterator[int]:
-        left = min(self.most, max(1, WORK // rows))
-        step = max(1, CHUNK // rows)
-        while left > 0:
-            yield min(step, left)
-            left -= step
+    samples = [first.numpy()] if second is None else [first.numpy(), second.numpy()]
+    rows, scale = sum(map(len, samples)), max(float(abs(one).max()) for one in samples) or 1.0
 
+    def statistic(*parts: Any, axis: int) -> Any:
+        return numpy.abs(parts[0].sum(axis) / scale).round(9)
 
-def _share_as_extreme(sums: Values, observed: float, scale: float) -> tuple[float, int]:
-    """The given labelling is one of those that could have been: it counts. `scale` allows for rounding."""
-    extreme = int((sums.abs() >= abs(observed) - 1e-12 * scale).sum())
-    return (1 + extreme) / (1 + len(sums)), len(sums)
-
-
-def _flip_p(differences: Values, draws: Draws) -> tuple[float, int]:
-    rows = len(differences)
-    generator = stream(draws.seed, "flips", rows)
-    flips = (torch.randint(2, (step, rows), generator=generator) for step in draws.steps(rows))
-    sums = torch.cat([2 * (flip.double() @ differences) - differences.sum() for flip in flips])
-    return _share_as_extreme(sums, float(differences.sum()), float(differences.abs().sum()))
+    found = permutation_test(
+        samples,
+        statistic,
+        permutation_type="samples" if second is None else "independent",
+        vectorized=True,
+        n_resamples=min(permutations, max(1, WORK // rows)),
+        batch=max(1, CHUNK // rows),
+        alternative="greater",
+        rng=numpy.random.default_rng(key(seed, "permutations", rows)),
+    )
+    return float(found.pvalue), len(found.null_distribution)
 
 
 def _rank_p(
-    negatives: Negatives, positives: Positives, units: Units, *, paired: bool, draws: Draws
+    negatives: Negatives, positives: Positives, units: SamplingUnits, *, paired: bool, permutations: int, seed: int
 ) -> tuple[float, int]:
-    """The share of relabellings whose rank sum is as far from its mean as the given one."""
+    """The share of relabellings whose rank sum is as far from its mean as the given one, and how many were tried."""
     together = torch.cat([negatives, positives])
     ranks = placements(together, together) * len(together)
     ranks = ranks - ranks.mean()
     low, high = ranks[: len(negatives)], ranks[len(negatives) :]
     if paired:
-        return _flip_p(high - low, draws)
-    value, block, label = _exchangeable(low, high, units)
-    shares = torch.zeros(len(units.kind) + 1, 3, dtype=torch.float64)
+        return _permutation_p(high - low, permutations=permutations, seed=seed)
+    if len(units.kind) == len(ranks):
+        return _permutation_p(high, low, permutations=permutations, seed=seed)
+    return _clustered_p(*_exchangeable(low, high, units), permutations=permutations, seed=seed)
+
+
+def _clustered_p(
+    value: Values, block: Int[Tensor, " values"], label: Bool[Tensor, " values"], *, permutations: int, seed: int
+) -> tuple[float, int]:
+    """Of dealing labels anew within blocks. The given labelling is one of those that could have been: it counts."""
+    shares = torch.zeros(int(block.max()) + 1, 3, dtype=torch.float64)
     shares.index_add_(0, block, torch.stack([torch.ones_like(value), label.double(), value], 1))
     mean = float((shares[:, 1] * shares[:, 2] / shares[:, 0].clamp(min=1)).sum())
-    generator = stream(draws.seed, "permutations", len(value))
+    generator = stream(seed, "permutations", len(value))
+    count, step = min(permutations, max(1, WORK // len(value))), max(1, CHUNK // len(value))
     sums = []
-    for step in draws.steps(len(value)):
-        keys = torch.rand(step, len(value), generator=generator, dtype=torch.float64) + block
+    for start in range(0, count, step):
+        keys = torch.rand(min(step, count - start), len(value), generator=generator, dtype=torch.float64) + block
         order = torch.from_numpy(numpy.argsort(keys.numpy(), axis=1))  # four times as fast as torch's
         sums.append(value[order[:, label]].sum(1) - mean)
-    return _share_as_extreme(torch.cat(sums), float(value[label].sum()) - mean, float(value.abs().sum()))
+    observed, rounding = abs(float(value[label].sum()) - mean), 1e-12 * float(value.abs().sum())
+    extreme = int((torch.cat(sums).abs() >= observed - rounding).sum())
+    return (1 + extreme) / (1 + count), count
 
 
 def _exchangeable(
-    low: Negatives, high: Positives, units: Units
+    low: Negatives, high: Positives, units: SamplingUnits
 ) -> tuple[Values, Int[Tensor, " values"], Bool[Tensor, " values"]]:
     """Parts that labels may be dealt to, sorted by the block in which they may: value, block, label.
 
@@ -400,7 +402,7 @@ def _exchangeable(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Points:
+class OperatingPoints:
     """True positive rates at false positive rates."""
 
     value: Values
@@ -415,7 +417,7 @@ class Points:
         return [Interval(value, low, high) for value, low, high in rows]
 
 
-def _curve(negatives: Negatives, positives: Positives, rates: Values, units: Units) -> Points:
+def _curve(negatives: Negatives, positives: Positives, rates: Values, units: SamplingUnits) -> OperatingPoints:
     """The threshold is the lowest negative that at most a share `rate` of them exceeds.
 
     How many negatives exceed the threshold of the source is binomial: that gives two of them between which it lies, or
@@ -437,7 +439,7 @@ def _curve(negatives: Negatives, positives: Positives, rates: Values, units: Uni
     high = angle[0] + torch.hypot(angle[2] - angle[0], angle[4] - angle[0])
     low, high = low.clamp(min=0).sin().square(), high.clamp(max=math.pi / 2).sin().square()
     exceeding = len(negatives) - torch.searchsorted(negatives.sort().values, threshold, right=True)
-    return Points(value, low, high, threshold, exceeding.double() / len(negatives))
+    return OperatingPoints(value, low, high, threshold, exceeding.double() / len(negatives))
 
 
 def _exceeding(count: int, effective: int, rates: Values) -> tuple[Int[Tensor, " values"], Int[Tensor, " values"]]:
@@ -450,11 +452,13 @@ def _exceeding(count: int, effective: int, rates: Values) -> tuple[Int[Tensor, "
 
 
 def _proportion(share: float, rows: float) -> tuple[float, float]:
-    found = score_interval(share, share * (1 - share) / rows, rows=rows, carriers=1)
+    found = score_interval(share, share * (1 - share) / rows, rows=rows, evidence=1)
     return found.low, found.high
 
 
-def roc(negatives: Negatives, positives: Positives, *, paired: bool = False, clusters: Clusters | None = None) -> Roc:
+def roc(
+    negatives: Negatives, positives: Positives, *, paired: bool = False, clusters: Clusters | None = None
+) -> RocCurve:
     """The ROC curve from (0, .) to (1, 1), thinned to about `CURVE` points, closer to each other at small rates.
 
     The band is made as the intervals of `Separation.tpr` are; nothing in it is random.
@@ -469,7 +473,7 @@ def roc(negatives: Negatives, positives: Positives, *, paired: bool = False, clu
     fpr, tpr, low, high = (
         (*column[kept].tolist(), 1.0) for column in (points.achieved, points.value, points.low, points.high)
     )
-    return Roc(fpr, tpr, low, high)
+    return RocCurve(fpr, tpr, low, high)
 
 
 def difference(
@@ -485,7 +489,7 @@ def difference(
     """
     units = _units(*one, paired=paired, clusters=clusters)
     _units(*other, paired=paired, clusters=clusters)
-    first, second = (Order.of(*scores, units) for scores in (one, other))
+    first, second = (RankComparison.of(*scores, units) for scores in (one, other))
     spread = math.sqrt(first.variance * second.variance)
     correlation = units.covariance(first.influence, second.influence) / spread if spread > 0 else 0.0
     same_side = (first.value >= 0.5) == (second.value >= 0.5)
@@ -535,14 +539,3 @@ def conformal_p(reference: Float64[Tensor, " reference"], scores: Values) -> Val
         raise InputError("Scores must be numbers; some are NaN. Leave those rows out.")
     higher = len(reference) - torch.searchsorted(reference.sort().values, scores)
     return (1 + higher).double() / (len(reference) + 1)
-
-
-def benjamini_hochberg(p_values: Values) -> Values:
-    """The share of false ones among the rows called, if all up to this one are (q-values).
-
-    Valid for `conformal_p` too, whose values depend on each other through the reference (Bates et al. 2023).
-    """
-    ordered, order = p_values.sort()
-    raised = ordered * len(p_values) / torch.arange(1, len(p_values) + 1)
-    least = raised.flip(0).cummin(0).values.flip(0).clamp(max=1)
-    return torch.empty_like(p_values).scatter(0, order, least)

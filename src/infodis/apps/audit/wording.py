@@ -1,7 +1,7 @@
 """What an audit found, in sentences. What makes the rest doubtful comes first."""
 
 from infodis.apps.audit.analysis import LEVEL, Audit, Suspects
-from infodis.apps.audit.separation import Interval
+from infodis.result import Interval
 
 NOISY = 0.2
 """Share of the spread within a group that masks may have before it is worth a sentence."""

@@ -7,7 +7,7 @@ from typing import Any
 from infodis import figures
 from infodis.apps.audit.extra import check_extra
 from infodis.apps.audit.scores import PRIMARY, Record, Score
-from infodis.apps.audit.separation import Interval, Separation
+from infodis.apps.audit.separation import Separation
 from infodis.apps.audit.wording import interval_text, p_text, percent, share_text
 from infodis.apps.report.values import Table
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
@@ -19,6 +19,7 @@ from infodis.figures import Figure
 from infodis.jobs.jobs import ModelSpec
 from infodis.models.model import Model
 from infodis.models.tokenizers import ALPHABETS, Characters, text8_style
+from infodis.result import Interval
 from infodis.rng import key
 from infodis.sampling import Ancestral, OneByOne, Sampler, sample
 

@@ -10,7 +10,7 @@ from infodis.apps.audit.confounds import check
 from infodis.apps.audit.extra import check_extra
 from infodis.apps.audit.groups import Group, by_prompt, by_text
 from infodis.apps.audit.scores import PRIMARY
-from infodis.apps.audit.separation import Interval, Separation, difference, stronger
+from infodis.apps.audit.separation import Separation, difference, stronger
 from infodis.apps.audit.wording import interval_text, p_text, percent, share_text
 from infodis.apps.report.values import Table
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
@@ -43,6 +43,7 @@ from infodis.apps.reproduce.texts import (
 from infodis.figures import Figure
 from infodis.files import atomic_text
 from infodis.models.tokenizers import Characters, Tokenizer, text8_style
+from infodis.result import Interval
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
 MODEL = "text8-tiny"

@@ -16,7 +16,7 @@ from infodis.apps.audit.confounds import Confounds, Text, check
 from infodis.apps.audit.groups import Group, by_prompt
 from infodis.apps.audit.job import Examine
 from infodis.apps.audit.scores import PRIMARY, SCORES, Score
-from infodis.apps.audit.separation import Clusters, Interval, Roc, Separation, roc, separate
+from infodis.apps.audit.separation import Clusters, RocCurve, Separation, roc, separate
 from infodis.apps.audit.wording import interval_text
 from infodis.apps.reproduce.experiment import Bench, Verdict
 from infodis.apps.reproduce.groups import Row, unit_of
@@ -30,6 +30,7 @@ from infodis.jobs.jobs import ModelSpec
 from infodis.jobs.local import InProcess
 from infodis.jobs.run import Plan, run
 from infodis.jobs.work import Job
+from infodis.result import Interval
 from infodis.rng import key
 
 TOGETHER = 8
@@ -129,7 +130,7 @@ class Versus:
         """By how little the prompt helps, which the paper's estimator does not look at."""
         return self.separation(PROMPT_HELPS)
 
-    def curve(self, score: Score = PRIMARY) -> Roc:
+    def curve(self, score: Score = PRIMARY) -> RocCurve:
         return roc(*self.values(score), paired=self.paired, clusters=self.clusters)
 
     @functools.cached_property
