@@ -199,7 +199,7 @@ MUTATIONS = (
     Mutation(
         "control-mean-added-per-row",
         "the known mean of what is subtracted is added again, once per replicate",
-        "estimate.py",
+        "sample.py",
         "(block[2] - prediction) + mean / self.layout.rows",
         "(block[2] - prediction) + mean",
         ("test_estimate.py::test_unbiased_against_enumeration[exact-StratifiedCount()-Positions]",),
@@ -257,7 +257,7 @@ MUTATIONS = (
     Mutation(
         "items-share-masks",
         "sequences of one length meet masks of their own",
-        "estimate.py",
+        "sample.py",
         "paths = [(name, replicate) for name in self.names",
         "paths = [(0, replicate) for name in self.names",
         ("test_estimate.py::test_sequences_of_one_length_meet_masks_of_their_own",),
@@ -265,7 +265,7 @@ MUTATIONS = (
     Mutation(
         "replicates-share-masks",
         "every replicate has masks of its own",
-        "estimate.py",
+        "sample.py",
         "paths = [(name, replicate) for name in self.names",
         "paths = [(name, 0) for name in self.names",
         ("test_estimate.py::test_sequences_of_one_length_meet_masks_of_their_own",),
@@ -273,7 +273,7 @@ MUTATIONS = (
     Mutation(
         "seed-ignored",
         "another seed draws other masks",
-        "estimate.py",
+        "sample.py",
         "seed=self.seed, paths=paths",
         "seed=0, paths=paths",
         ("test_estimate.py::test_a_seed_changes_the_masks_and_nothing_else_does",),
@@ -460,7 +460,7 @@ MUTATIONS = (
     Mutation(
         "impossible-averaged",
         "one conditional probability of zero makes the value infinite",
-        "estimate.py",
+        "sample.py",
         "values[impossible] = math.inf",
         "values[impossible] = values[impossible]",
         ("test_estimate.py::test_impossible_data_give_inf_and_say_so",),

@@ -23,7 +23,7 @@ LAYERS = {
         {"files", "device", "settings", "snapshot", "result"},
         {"item", "predictor"},
         {"oracle", "design", "control", "evaluate"},
-        {"auto"},
+        {"auto", "sample"},
         {"estimate"},
         {"quantities", "testing"},
         {"figures", "noise"},

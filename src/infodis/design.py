@@ -103,7 +103,7 @@ class MaskDesign(abc.ABC):
         return MaskPlan(masked.flatten(0, 1), weight.flatten(0, 1), replicate)
 
     def pilot(self, length: int, rows: int) -> Bool[Tensor, "pilot length"]:
-        """Masks to look at before pilot_coroutine on a design: none, except for `Auto`."""
+        """Masks to look at before choosing a design: none, except for `Auto`."""
         return torch.zeros(0, length, dtype=torch.bool)
 
     def settle(

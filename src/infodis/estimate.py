@@ -6,16 +6,15 @@ standard error comes from independent replicates of all of that.
 
 import dataclasses
 import math
-import operator
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Iterator, Sequence
+from typing import SupportsIndex
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.auto import Auto
-from infodis.control import Control, Neighbours, fold_bounds, neighbour_maps, predict
+from infodis.control import Control, Neighbours
 from infodis.design import (
     FEWEST_REPLICATES,
     FIRST_STAGE,
@@ -23,13 +22,14 @@ from infodis.design import (
     Enumerate,
     Layout,
     MaskDesign,
-    numbers_of,
 )
 from infodis.errors import InputError
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
-from infodis.item import Item, Positions, all_known
+from infodis.item import Item, Positions, Tokens, check_items, read_items
 from infodis.predictor import Predictor
-from infodis.result import Estimate, Stopped, standard_error, stein_factor
+from infodis.result import Estimate, Stopped, stein_factor
+from infodis.rng import check_seed
+from infodis.sample import Sample
 
 DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
@@ -43,11 +43,6 @@ CHUNK = 2**18
 
 WINDOW = 2**19
 """The same for all coroutines that run together."""
-
-CONTROL_CHUNK = 2**16
-"""The same for fitting a control, which holds some ten numbers per entry: small enough for the processor's cache."""
-
-Tokens = Iterable[int] | Iterable[Iterable[int]] | Iterable[Tensor] | Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,68 +190,6 @@ def nll(
     return found[0] if single else found
 
 
-def check_seed(seed: Any) -> int:
-    """A seed as a plain integer: equal numbers of different types must not name different streams."""
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise InputError(f"A seed must be a whole number, got {seed!r}.")
-    return operator.index(seed)
-
-
-def read_items(
-    tokens: Tokens, *, target: Positions | Sequence[Positions] | None, context: Positions | Sequence[Positions] | None
-) -> tuple[list[Item], bool]:
-    """Items from one sequence or many, and whether it was one."""
-    try:
-        whole = tokens if isinstance(tokens, Tensor) else list(tokens)
-        count = len(whole)
-    except TypeError:
-        raise InputError(f"tokens must be a sequence of token ids or a list of sequences, got {tokens!r}.") from None
-    single = whole.ndim == 1 if isinstance(whole, Tensor) else bool(whole) and _is_number(whole[0])
-    if count == 0:
-        raise InputError("There is nothing to score: no tokens were given.")
-    sequences = [whole] if single else list(whole)
-    targets, contexts = (_spread(sets, len(sequences), n) for sets, n in ((target, "target"), (context, "context")))
-    items = []
-    for number, (sequence, wanted, given) in enumerate(zip(sequences, targets, contexts, strict=True)):
-        try:
-            items.append(Item.read(sequence, target=wanted, context=given))
-        except InputError as error:
-            raise error if single else InputError(f"Sequence {number}: {error}") from None
-    return items, single
-
-
-def _is_number(value: object) -> bool:
-    return not isinstance(value, Iterable) or (isinstance(value, Tensor) and value.ndim == 0)
-
-
-def _spread(sets: Any, count: int, name: str) -> list:
-    """One set of positions for all sequences, or one for each."""
-    if sets is None or (isinstance(sets, Tensor) and sets.ndim < 2):
-        return [sets] * count
-    if not isinstance(sets, Iterable):
-        raise InputError(f"{name} must be a set of positions, like range(4) or [0, 2], got {sets!r}.")
-    whole = list(sets)
-    if all(part is not None and _is_number(part) for part in whole):
-        return [whole] * count
-    if len(whole) != count:
-        raise InputError(
-            f"{name}: give one set of positions, or one for each of the {count} sequences; got {len(whole)}."
-        )
-    return whole
-
-
-def check_items(predictor: Predictor, items: Sequence[Item]) -> None:
-    """Raise `InputError` if an item holds what the predictor does not know; many are told apart by number."""
-    vocabulary = {"vocab_size": predictor.vocab_size, "mask_token": predictor.mask_token}
-    if all_known(torch.cat([item.clean for item in items]), **vocabulary):  # all at once is much quicker
-        return
-    for number, item in enumerate(items):
-        try:
-            item.check_vocabulary(**vocabulary)
-        except InputError as error:
-            raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None
-
-
 def estimate_items(
     predictor: Predictor, items: Sequence[Item], request: Request, *, seed: int, names: Sequence[int] | None = None
 ) -> list[Estimate]:
@@ -358,144 +291,3 @@ def _chunks(items: Sequence[Item], request: Request) -> Iterator[list[int]]:
         step = max(1, CHUNK // _entries(items[members[0]], request))
         for start in range(0, len(members), step):
             yield members[start : start + step]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Sample:
-    """Replicates of one design for items of one length and target size: masks, weights and surprisals."""
-
-    items: list[Item]
-    names: list[int]
-    """Of the items' random streams."""
-    batch: ItemBatch
-    design: MaskDesign
-    layout: Layout
-    control: Control | None
-    seed: int
-    weight: Float64[Tensor, "items rows target"]
-    seen: Observations
-    skip: int
-    """Rows of `seen` that were there before: a pilot's."""
-
-    @staticmethod
-    def of(
-        items: list[Item],
-        names: list[int],
-        batch: ItemBatch,
-        design: MaskDesign,
-        layout: Layout,
-        *,
-        control: Control | None,
-        seed: int,
-        seen: Observations | None = None,
-    ) -> "Sample":
-        """No replicates yet."""
-        known = Observations.none(*batch.target.shape) if seen is None else seen
-        weight = torch.zeros(known.masked.shape[0], 0, known.masked.shape[2], dtype=torch.float64)
-        skip = known.masked.shape[1]
-        return Sample(items, names, batch, design, layout, control, seed, weight, known, skip)
-
-    @property
-    def count(self) -> int:
-        return self.weight.shape[1] // self.layout.rows
-
-    def subset(self, places: Int[Tensor, " some"]) -> "Sample":
-        return dataclasses.replace(
-            self,
-            items=[self.items[place] for place in places.tolist()],
-            names=[self.names[place] for place in places.tolist()],
-            batch=self.batch.subset(places),
-            weight=self.weight[places],
-            seen=self.seen.subset(places),
-        )
-
-    @staticmethod
-    def joined(samples: "Sequence[Sample]") -> "Sample":
-        """Samples of one predictor, shape, design and number of replicates as one."""
-        first = samples[0]
-        return dataclasses.replace(
-            first,
-            items=[item for sample in samples for item in sample.items],
-            names=[name for sample in samples for name in sample.names],
-            batch=ItemBatch.joined([sample.batch for sample in samples]),
-            weight=torch.cat([sample.weight for sample in samples]),
-            seen=Observations.joined([sample.seen for sample in samples]),
-        )
-
-    def enumerated(self) -> "Sample":
-        """All masks instead; those that were seen are known."""
-        layout = Enumerate().layout(self.weight.shape[-1], 2 ** self.weight.shape[-1])
-        return Sample.of(
-            self.items, self.names, self.batch, Enumerate(), layout, control=None, seed=self.seed, seen=self.seen
-        )
-
-    def extend(self, count: int) -> "Coroutine[Sample]":
-        """Draw further replicates, `count` in all, each from the stream of its item and number."""
-        length, more = self.weight.shape[-1], range(self.count, count)
-        if not more:
-            return self
-        paths = [(name, replicate) for name in self.names for replicate in more]
-        masked, weight = self.design.masks(*numbers_of(length, self.layout, seed=self.seed, paths=paths))
-        shape = (len(self.names), len(more) * self.layout.rows, length)
-        seen = yield from self.seen.extend(self.batch, masked.reshape(shape))
-        return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
-
-    def combine(
-        self, first: int | None = None
-    ) -> tuple[Float64[Tensor, "items replicates"], Float64[Tensor, "items target"], Float64[Tensor, "items target"]]:
-        """The value of every replicate, and the credit of every position with its standard error.
-
-        `first` replicates alone decide on a control and on errors, where the others were drawn because of them.
-        """
-        masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
-        impossible = self.seen.surprisal.isinf().flatten(1).any(1)  # the pilot's rows count: one is enough
-        finite = torch.where(surprisal.isinf(), 0.0, surprisal)
-        terms = self.weight * finite
-        if self.control is not None and not self.design.telescoping and self.count > 1:
-            terms = self._controlled(self.control, masked, finite, first or self.count)
-        per_replicate = terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
-        values, credits = per_replicate.sum(-1), per_replicate.mean(1)
-        errors = standard_error(per_replicate[:, :first], dim=1)
-        if first is not None:
-            errors = errors * (stein_factor(first) * math.sqrt(first / self.count))
-        values[impossible] = math.inf
-        infinite = self.seen.surprisal.isinf().any(1)
-        return values, torch.where(infinite, math.inf, credits), torch.where(infinite, 0.0, errors)
-
-    def _controlled(
-        self, control: Control, masked: Tensor, surprisal: Tensor, first: int
-    ) -> Float64[Tensor, "items rows target"]:
-        """Weighted residuals, plus each row's share of the known mean [eq:control]."""
-        maps = neighbour_maps(self.batch.target, control.offsets)
-        folds = fold_bounds(first, self.layout.rows)
-        step = max(1, CONTROL_CHUNK // masked[0].numel())
-        parts = []
-        for block in zip(*(values.split(step) for values in (masked, self.weight, surprisal, maps)), strict=True):
-            columns = (values.transpose(1, 2).contiguous() for values in block[:3])
-            prediction, mean = (part.transpose(1, 2) for part in predict(control, *columns, folds=folds, maps=block[3]))
-            parts.append(block[1] * (block[2] - prediction) + mean / self.layout.rows)
-        return torch.cat(parts)
-
-    def estimates(self, first: int | None, stopped: Stopped) -> list[Estimate]:
-        """What the replicates say about every item."""
-        control = None if self.design.telescoping else self.control
-        return [
-            Estimate(
-                quantity="nll",
-                replicates=values,
-                evaluations=cost,
-                seed=self.seed,
-                stopped=stopped,
-                first=first,
-                per_token=credits,
-                per_token_error=errors,
-                target=item.target,
-                design=self.design,
-                control=control,
-                identity=(item.key, self.layout.rows),
-                seeds=frozenset({self.seed}),
-            )
-            for item, cost, values, credits, errors in zip(
-                self.items, self.seen.cost.tolist(), *self.combine(first), strict=True
-            )
-        ]

@@ -5,8 +5,8 @@ Positions in neither set stay masked throughout: they are summed out, and what t
 
 import dataclasses
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -17,6 +17,17 @@ from infodis.rng import key
 
 Positions = Iterable[int] | Int[Tensor, "..."] | Bool[Tensor, " length"]
 """A set of positions: indices in any order, a range, or one boolean per token."""
+
+Tokens = Iterable[int] | Iterable[Iterable[int]] | Iterable[Tensor] | Tensor
+"""One sequence of token ids, or many."""
+
+
+@runtime_checkable
+class Vocabulary(Protocol):
+    """What a predictor says about its tokens."""
+
+    vocab_size: int
+    mask_token: int
 
 
 def _as_tensor(values: Any, *, must: str) -> Tensor:
@@ -146,3 +157,60 @@ def all_known(tokens: Int[Tensor, " tokens"], *, vocab_size: int, mask_token: in
     """Whether every token is of the vocabulary and none is the mask token."""
     numbers = tokens.numpy()  # a third of the time of tensors
     return bool(numbers.min() >= 0 and numbers.max() < vocab_size and not (numbers == mask_token).any())
+
+
+def read_items(
+    tokens: Tokens, *, target: Positions | Sequence[Positions] | None, context: Positions | Sequence[Positions] | None
+) -> tuple[list[Item], bool]:
+    """Items from one sequence or many, and whether it was one."""
+    try:
+        whole = tokens if isinstance(tokens, Tensor) else list(tokens)
+        count = len(whole)
+    except TypeError:
+        raise InputError(f"tokens must be a sequence of token ids or a list of sequences, got {tokens!r}.") from None
+    single = whole.ndim == 1 if isinstance(whole, Tensor) else bool(whole) and _is_number(whole[0])
+    if count == 0:
+        raise InputError("There is nothing to score: no tokens were given.")
+    sequences = [whole] if single else list(whole)
+    targets, contexts = (
+        _one_for_each(sets, len(sequences), n) for sets, n in ((target, "target"), (context, "context"))
+    )
+    items = []
+    for number, (sequence, wanted, given) in enumerate(zip(sequences, targets, contexts, strict=True)):
+        try:
+            items.append(Item.read(sequence, target=wanted, context=given))
+        except InputError as error:
+            raise error if single else InputError(f"Sequence {number}: {error}") from None
+    return items, single
+
+
+def _is_number(value: object) -> bool:
+    return not isinstance(value, Iterable) or (isinstance(value, Tensor) and value.ndim == 0)
+
+
+def _one_for_each(sets: Any, count: int, name: str) -> list:
+    """One set of positions for all sequences, or one for each."""
+    if sets is None or (isinstance(sets, Tensor) and sets.ndim < 2):
+        return [sets] * count
+    if not isinstance(sets, Iterable):
+        raise InputError(f"{name} must be a set of positions, like range(4) or [0, 2], got {sets!r}.")
+    whole = list(sets)
+    if all(part is not None and _is_number(part) for part in whole):
+        return [whole] * count
+    if len(whole) != count:
+        raise InputError(
+            f"{name}: give one set of positions, or one for each of the {count} sequences; got {len(whole)}."
+        )
+    return whole
+
+
+def check_items(predictor: Vocabulary, items: Sequence[Item]) -> None:
+    """Raise `InputError` if an item holds what the predictor does not know; many are told apart by number."""
+    vocabulary = {"vocab_size": predictor.vocab_size, "mask_token": predictor.mask_token}
+    if all_known(torch.cat([item.clean for item in items]), **vocabulary):  # all at once is much quicker
+        return
+    for number, item in enumerate(items):
+        try:
+            item.check_vocabulary(**vocabulary)
+        except InputError as error:
+            raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None

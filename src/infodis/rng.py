@@ -6,11 +6,15 @@ sequences, on the number of workers or on a restart. Streams live on the CPU: th
 """
 
 import hashlib
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+
+from infodis.errors import InputError
 
 Name = int | str | bytes
 
@@ -47,3 +51,10 @@ def uniforms_of(seed: int, paths: Sequence[tuple[Name, ...]], *shape: int) -> Fl
 def seed_global(seed: int, *path: Name) -> None:
     """Name the stream of draws that take no generator: dropout layers, weights that foreign libraries make."""
     torch.manual_seed(key(seed, *path))
+
+
+def check_seed(seed: Any) -> int:
+    """A seed as a plain integer: equal numbers of different types must not name different streams."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise InputError(f"A seed must be a whole number, got {seed!r}.")
+    return operator.index(seed)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from infodis.device import device_of
 from infodis.errors import InputError, PredictorError
-from infodis.estimate import check_seed
 from infodis.evaluate import ItemBatch, run
 from infodis.item import Item, Positions
 from infodis.noise.process import Absorbing, Process, ScoreFunction, score_entropy
@@ -26,7 +25,7 @@ from infodis.noise.schedule import log_expm1
 from infodis.oracle import Oracle
 from infodis.predictor import Predictor
 from infodis.result import Estimate, standard_error
-from infodis.rng import key, stream, uniforms
+from infodis.rng import check_seed, key, stream, uniforms
 
 States = Int[Tensor, "rows length"]
 Totals = Float64[Tensor, " rows"]

@@ -18,10 +18,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from infodis.errors import InputError, PredictorError
-from infodis.estimate import check_seed
 from infodis.noise.quadrature import half_line
 from infodis.result import Replicated
-from infodis.rng import stream, uniforms
+from infodis.rng import check_seed, stream, uniforms
 
 Points = Float64[Tensor, "rows size"]
 Ratios = Float64[Tensor, " rows"]

@@ -21,12 +21,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, read_items
+from infodis.estimate import CHUNK, WINDOW, Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
-from infodis.item import Item, Positions
+from infodis.item import Item, Positions, Tokens, check_items, read_items
 from infodis.predictor import Predictor
 from infodis.quantities.orders import all_masks, draw_turns, follow, in_lockstep, most_confident_credits, sum_orders
 from infodis.result import Measured, Rate, Replicated, sum_errors
+from infodis.rng import check_seed
 
 TOGETHER = 16
 """Sequences worked on at a time: enough to fill batches, few enough to show progress."""

@@ -38,12 +38,12 @@ from infodis.auto import Auto
 from infodis.control import Control, Neighbours, neighbour_maps, predict
 from infodis.design import Enumerate, Keys, Layout, Levels, MaskDesign, PowerCount, StratifiedCount, Tiled, numbers
 from infodis.errors import InputError
-from infodis.estimate import Request, Tokens, check_seed, read_items
+from infodis.estimate import Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run
-from infodis.item import Item, Positions
+from infodis.item import Item, Positions, Tokens, read_items
 from infodis.predictor import Predictor
 from infodis.result import Measured
-from infodis.rng import key, stream
+from infodis.rng import check_seed, key, stream
 
 FEWEST = 8
 """Replicates before the first look. With fewer than seven [eq:race] cannot reach 100."""

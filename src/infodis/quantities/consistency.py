@@ -19,13 +19,13 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Request, Tokens, check_items, check_seed, read_items
+from infodis.estimate import CHUNK, WINDOW, Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
-from infodis.item import Item, Positions
+from infodis.item import Item, Positions, Tokens, check_items, read_items
 from infodis.predictor import Predictor
 from infodis.quantities.bounds import Bounds, Plan, bound_items
 from infodis.result import Measured, sum_errors
-from infodis.rng import stream, uniforms
+from infodis.rng import check_seed, stream, uniforms
 
 SHARES = 5
 """Bins of the share of the target that is masked, of equal width."""

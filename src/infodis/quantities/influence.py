@@ -18,13 +18,13 @@ from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
-from infodis.estimate import Request, check_seed
+from infodis.estimate import Request
 from infodis.evaluate import Batching, ItemBatch, run
 from infodis.item import Item, Positions, as_positions, as_sequence
 from infodis.predictor import Predictor
 from infodis.quantities.ratio import Comparison, Ratio, Side
 from infodis.result import Replicated, Stopped, standard_error
-from infodis.rng import stream, uniforms
+from infodis.rng import check_seed, stream, uniforms
 
 DEFAULT_EVALUATIONS = 1024
 

@@ -25,16 +25,16 @@ from torch import Tensor
 
 from infodis.design import LONGEST_ENUMERATION, Enumerate, Layout, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
-from infodis.estimate import Request, Tokens, check_seed, read_items
+from infodis.estimate import Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
-from infodis.item import Item, Positions
+from infodis.item import Item, Positions, Tokens, read_items
 from infodis.predictor import Predictor
 from infodis.quantities.influence import Influence as Influence
 from infodis.quantities.influence import Information as Information
 from infodis.quantities.influence import influence as influence
 from infodis.quantities.influence import mutual_information as mutual_information
 from infodis.result import Rate, Stopped, standard_error
-from infodis.rng import key, stream, uniforms
+from infodis.rng import check_seed, key, stream, uniforms
 
 DEFAULT_EVALUATIONS = 64
 SMALLEST = 16

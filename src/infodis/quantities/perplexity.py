@@ -12,11 +12,11 @@ from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import MaskDesign
 from infodis.errors import InputError
-from infodis.estimate import Request, check_seed, estimate_items
+from infodis.estimate import Request, estimate_items
 from infodis.item import Item
 from infodis.predictor import Predictor
 from infodis.result import Estimate, Rate
-from infodis.rng import key
+from infodis.rng import check_seed, key
 
 TOGETHER = 16
 """Windows handed to `nll` at a time: enough to fill batches, few enough to show progress."""

@@ -21,12 +21,13 @@ from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import Layout, MaskDesign
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Request, Sample, Tokens, check_seed, pilot_coroutine, read_items
+from infodis.estimate import CHUNK, WINDOW, Request, pilot_coroutine
 from infodis.evaluate import Batching, Coroutine, ItemBatch, run_batched
-from infodis.item import Item, Positions
+from infodis.item import Item, Positions, Tokens, read_items
 from infodis.predictor import Predictor
 from infodis.result import Estimate, Replicated, Stopped
-from infodis.rng import key
+from infodis.rng import check_seed, key
+from infodis.sample import Sample
 
 Sign = Literal[1, -1]
 

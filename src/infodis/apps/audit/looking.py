@@ -12,12 +12,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled
-from infodis.estimate import Request, Sample
+from infodis.estimate import Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, run_batched
 from infodis.item import Item
 from infodis.models.model import Model
 from infodis.predictor import Predictor
 from infodis.result import Stopped, standard_error
+from infodis.sample import Sample
 
 QUARTERS = 4
 """Groups of masks by the share of tokens that they hide."""

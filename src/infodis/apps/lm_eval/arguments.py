@@ -6,8 +6,9 @@ from typing import Any
 
 from infodis.auto import design_named
 from infodis.errors import InputError
-from infodis.estimate import DEFAULT_EVALUATIONS, Request, check_seed
+from infodis.estimate import DEFAULT_EVALUATIONS, Request
 from infodis.quantities.choose import Race
+from infodis.rng import check_seed
 from infodis.sampling import Sampler, by_name
 from infodis.settings import settings_of, uncompared, versions
 

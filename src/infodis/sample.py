@@ -1,0 +1,163 @@
+"""Replicates of one design: masks, weights and surprisals of some items, and what they add up to.
+
+A `Sample` grows by whole replicates, each drawn from the stream of its item and number. It subtracts a control and
+sums: the value of every replicate, and the credit of every position with its standard error.
+"""
+
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from infodis.control import Control, fold_bounds, neighbour_maps, predict
+from infodis.design import Enumerate, Layout, MaskDesign, numbers_of
+from infodis.evaluate import Coroutine, ItemBatch, Observations
+from infodis.item import Item
+from infodis.result import Estimate, Stopped, standard_error, stein_factor
+
+CONTROL_CHUNK = 2**16
+"""Mask entries (items x rows x positions) of a control that are fitted at a time, some ten numbers each: small enough
+for the processor's cache. It changes no number."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """Replicates of one design for items of one length and target size: masks, weights and surprisals."""
+
+    items: list[Item]
+    names: list[int]
+    """Of the items' random streams."""
+    batch: ItemBatch
+    design: MaskDesign
+    layout: Layout
+    control: Control | None
+    seed: int
+    weight: Float64[Tensor, "items rows target"]
+    seen: Observations
+    skip: int
+    """Rows of `seen` that were there before: a pilot's."""
+
+    @staticmethod
+    def of(
+        items: list[Item],
+        names: list[int],
+        batch: ItemBatch,
+        design: MaskDesign,
+        layout: Layout,
+        *,
+        control: Control | None,
+        seed: int,
+        seen: Observations | None = None,
+    ) -> "Sample":
+        """No replicates yet."""
+        known = Observations.none(*batch.target.shape) if seen is None else seen
+        weight = torch.zeros(known.masked.shape[0], 0, known.masked.shape[2], dtype=torch.float64)
+        skip = known.masked.shape[1]
+        return Sample(items, names, batch, design, layout, control, seed, weight, known, skip)
+
+    @property
+    def count(self) -> int:
+        return self.weight.shape[1] // self.layout.rows
+
+    def subset(self, places: Int[Tensor, " some"]) -> "Sample":
+        return dataclasses.replace(
+            self,
+            items=[self.items[place] for place in places.tolist()],
+            names=[self.names[place] for place in places.tolist()],
+            batch=self.batch.subset(places),
+            weight=self.weight[places],
+            seen=self.seen.subset(places),
+        )
+
+    @staticmethod
+    def joined(samples: "Sequence[Sample]") -> "Sample":
+        """Samples of one predictor, shape, design and number of replicates as one."""
+        first = samples[0]
+        return dataclasses.replace(
+            first,
+            items=[item for sample in samples for item in sample.items],
+            names=[name for sample in samples for name in sample.names],
+            batch=ItemBatch.joined([sample.batch for sample in samples]),
+            weight=torch.cat([sample.weight for sample in samples]),
+            seen=Observations.joined([sample.seen for sample in samples]),
+        )
+
+    def enumerated(self) -> "Sample":
+        """All masks instead; those that were seen are known."""
+        layout = Enumerate().layout(self.weight.shape[-1], 2 ** self.weight.shape[-1])
+        return Sample.of(
+            self.items, self.names, self.batch, Enumerate(), layout, control=None, seed=self.seed, seen=self.seen
+        )
+
+    def extend(self, count: int) -> "Coroutine[Sample]":
+        """Draw further replicates, `count` in all, each from the stream of its item and number."""
+        length, more = self.weight.shape[-1], range(self.count, count)
+        if not more:
+            return self
+        paths = [(name, replicate) for name in self.names for replicate in more]
+        masked, weight = self.design.masks(*numbers_of(length, self.layout, seed=self.seed, paths=paths))
+        shape = (len(self.names), len(more) * self.layout.rows, length)
+        seen = yield from self.seen.extend(self.batch, masked.reshape(shape))
+        return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
+
+    def combine(
+        self, first: int | None = None
+    ) -> tuple[Float64[Tensor, "items replicates"], Float64[Tensor, "items target"], Float64[Tensor, "items target"]]:
+        """The value of every replicate, and the credit of every position with its standard error.
+
+        `first` replicates alone decide on a control and on errors, where the others were drawn because of them.
+        """
+        masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
+        impossible = self.seen.surprisal.isinf().flatten(1).any(1)  # the pilot's rows count: one is enough
+        finite = torch.where(surprisal.isinf(), 0.0, surprisal)
+        terms = self.weight * finite
+        if self.control is not None and not self.design.telescoping and self.count > 1:
+            terms = self._controlled(self.control, masked, finite, first or self.count)
+        per_replicate = terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
+        values, credits = per_replicate.sum(-1), per_replicate.mean(1)
+        errors = standard_error(per_replicate[:, :first], dim=1)
+        if first is not None:
+            errors = errors * (stein_factor(first) * math.sqrt(first / self.count))
+        values[impossible] = math.inf
+        infinite = self.seen.surprisal.isinf().any(1)
+        return values, torch.where(infinite, math.inf, credits), torch.where(infinite, 0.0, errors)
+
+    def _controlled(
+        self, control: Control, masked: Tensor, surprisal: Tensor, first: int
+    ) -> Float64[Tensor, "items rows target"]:
+        """Weighted residuals, plus each row's share of the known mean [eq:control]."""
+        maps = neighbour_maps(self.batch.target, control.offsets)
+        folds = fold_bounds(first, self.layout.rows)
+        step = max(1, CONTROL_CHUNK // masked[0].numel())
+        parts = []
+        for block in zip(*(values.split(step) for values in (masked, self.weight, surprisal, maps)), strict=True):
+            columns = (values.transpose(1, 2).contiguous() for values in block[:3])
+            prediction, mean = (part.transpose(1, 2) for part in predict(control, *columns, folds=folds, maps=block[3]))
+            parts.append(block[1] * (block[2] - prediction) + mean / self.layout.rows)
+        return torch.cat(parts)
+
+    def estimates(self, first: int | None, stopped: Stopped) -> list[Estimate]:
+        """What the replicates say about every item."""
+        control = None if self.design.telescoping else self.control
+        return [
+            Estimate(
+                quantity="nll",
+                replicates=values,
+                evaluations=cost,
+                seed=self.seed,
+                stopped=stopped,
+                first=first,
+                per_token=credits,
+                per_token_error=errors,
+                target=item.target,
+                design=self.design,
+                control=control,
+                identity=(item.key, self.layout.rows),
+                seeds=frozenset({self.seed}),
+            )
+            for item, cost, values, credits, errors in zip(
+                self.items, self.seen.cost.tolist(), *self.combine(first), strict=True
+            )
+        ]
