@@ -192,21 +192,6 @@ def test_enumerate_refuses_long_targets():
         Enumerate().layout(10, 128)
 
 
-def test_pilot_masks_are_fixed_and_hold_commutators():
-    one, two = Auto().pilot(16, 192), Auto().pilot(16, 192)
-    assert torch.equal(one, two)
-    stars = one.unflatten(0, (-1, 8))
-    revealed = stars[:, :1] & ~stars[:, 1:]
-    assert (revealed.sum(-1) == 1).all()
-    steps = revealed.long().argmax(-1).diff()
-    assert (steps[0] == 1).all()  # neighbours
-    assert (steps[1] > 1).all()  # far apart
-    assert stars[:, 0].sum(-1).tolist() == [8, 7]  # of sizes around a half, and at least what is revealed
-    assert Auto().pilot(16, 16).shape[0] == 0  # two orders would not fit
-    assert Auto().pilot(6, 128).shape[0] == 0  # everything can be enumerated
-    assert Auto().pilot(12, 32).shape[0] == 4  # few rows, a small star
-
-
 def test_numbers_of_levels_and_positions_are_all_different_and_begin_alike():
     """Which positions are masked does not depend on how many; a longer target begins with the keys of a shorter one."""
     (levels, keys), (short_levels, short_keys) = (
