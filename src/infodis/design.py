@@ -40,7 +40,7 @@ FEWEST_REPLICATES = 4
 """With fewer, a spread says nothing about a standard error on average [eq:stein]."""
 
 FIRST_STAGE = 16
-"""Replicates whose spread decides how many more a requested standard error takes [eq:stein]."""
+"""The most replicates whose spread decides how many more a requested standard error takes [eq:stein]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,9 +180,13 @@ def _few_replicates(length: int, rows: int, design: str) -> Layout:
 
 
 def _many_replicates(length: int, rows: int, design: str) -> Layout:
-    """The same with replicates enough to learn their spread from."""
+    """As many replicates as rows in each, at most sixteen.
+
+    Large replicates vary less, row for row, and are nearly normal; many of them know their spread better. Neither is
+    worth having without the other.
+    """
     _check(length, rows, smallest=FEWEST_REPLICATES, design=design)
-    replicates = min(rows, FIRST_STAGE)
+    replicates = min(FIRST_STAGE, max(FEWEST_REPLICATES, math.isqrt(rows)))
     return Layout(replicates, rows // replicates)
 
 

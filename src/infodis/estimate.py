@@ -17,7 +17,6 @@ from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import (
     FEWEST_REPLICATES,
-    FIRST_STAGE,
     LONGEST_ENUMERATION,
     Enumerate,
     Layout,
@@ -35,8 +34,11 @@ DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
 """Forward rows per sequence at which a request for a standard error gives up, unless `evaluations` says otherwise."""
 
-SMALLEST_STAGE = 64
-"""Forward rows of a first stage at least: sixteen replicates of four rows."""
+SMALLEST_STAGE = 72
+"""Forward rows of a first stage at least: a pilot, and eight replicates of eight rows."""
+
+LARGEST_STAGE = 1024
+"""Forward rows of a first stage at most: sixteen replicates of 64 rows."""
 
 CHUNK = 2**18
 """Mask entries (items x rows x positions) worked on at a time: bounds memory, changes no number."""
@@ -94,18 +96,17 @@ class Request:
         """Refuse a budget that pays for no target of more than one token, before any is looked at."""
         self.design.layout(2, self.rows)
 
-    def first_rows(self, length: int) -> int:
-        """What to spend before looking at the spread for the first time.
+    def first_rows(self, length: int, *, sides: int = 1) -> int:
+        """What to spend on each of some sides before looking at the spread for the first time.
 
-        On the way to a standard error it is about two thirds of what texts typically need: their variance times the
-        rows spent is around half a nat squared per token. Many small replicates cost more than few large ones, but too
-        large a first stage cannot be taken back.
+        On the way to a standard error it grows with the square root of what texts typically need: their variance times
+        the rows spent is around half a nat squared per token, and variances of sides add up. Small first stages have
+        small replicates, which vary more row for row; a large one cannot be taken back.
         """
         if not self.open_ended:
             return self.rows
-        typical = 0.5 * length / self.precision(float(length)) ** 2
-        each = max(SMALLEST_STAGE // FIRST_STAGE, min(64, round(typical / (1.5 * FIRST_STAGE))))
-        return min(self.rows, FIRST_STAGE * each)
+        typical = 0.5 * sides * length / self.precision(float(length)) ** 2
+        return min(self.rows, LARGEST_STAGE, max(SMALLEST_STAGE, round(20 * math.sqrt(typical))))
 
     def first_layout(self, design: MaskDesign, length: int, rows: int) -> Layout:
         """The replicates of a fixed budget, or of the first stage towards a standard error."""
@@ -241,10 +242,12 @@ def nll_coroutine(
     return [found[n] for n in range(len(items))]
 
 
-def pilot_coroutine(batch: ItemBatch, request: Request) -> Coroutine[tuple[Observations, list[tuple[MaskDesign, int]]]]:
+def pilot_coroutine(
+    batch: ItemBatch, request: Request, *, sides: int = 1
+) -> Coroutine[tuple[Observations, list[tuple[MaskDesign, int]]]]:
     """A pilot, if the design wants one; for every item the design it settles on, and the rows left to spend."""
     items, length = batch.target.shape
-    rows = request.first_rows(length)
+    rows = request.first_rows(length, sides=sides)
     pilot = request.design.pilot(length, rows)
     seen = yield from Observations.none(items, length).extend(batch, pilot.expand(items, -1, -1))
     precision = request.precision(float(length)) if request.open_ended else None

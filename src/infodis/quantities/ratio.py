@@ -170,7 +170,7 @@ class Comparison:
     @property
     def entries(self) -> int:
         """Mask entries of a first stage, about."""
-        rows = self.request.first_rows(self.base.item.target.numel())
+        rows = self.request.first_rows(self.base.item.target.numel(), sides=2)
         return rows * sum(side.item.target.numel() for side in self.sides)
 
     def names(self) -> list[int]:
@@ -249,9 +249,8 @@ def _begin(comparisons: Sequence[Comparison]) -> "Coroutine[list[Stage | InputEr
     """A pilot on every distinct base, and what it settles."""
     bases = {comparison.base.item.key: comparison.base.item for comparison in comparisons}
     request = comparisons[0].request
-    seen, settled = yield from pilot_coroutine(
-        ItemBatch.of(comparisons[0].base.predictor, list(bases.values())), request
-    )
+    batch = ItemBatch.of(comparisons[0].base.predictor, list(bases.values()))
+    seen, settled = yield from pilot_coroutine(batch, request, sides=2)  # as many for all: they may share sides
     known = dict(zip(bases, zip(settled, seen.cost.tolist(), strict=True), strict=True))
     begun: list[Stage | InputError] = []
     for comparison in comparisons:
