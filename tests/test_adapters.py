@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import infodis
 from infodis.design import Enumerate
 from infodis.errors import InputError
-from infodis.models.doctor import examine, patient_of
+from infodis.models.doctor import examine, with_examples
 from infodis.rng import stream
 from infodis.sampling import sample
 
@@ -49,7 +49,7 @@ def test_families_against_peer(name, forbidden):
     answer = load_file(REFERENCES / name / "answer.safetensors")
     expected = allowed(answer["output"], forbidden)[..., : model.vocab_size]
     found = model.network.log_conditionals(answer["tokens"])
-    first = model.network.unpredictable
+    first = model.network.first_predicted
     assert first == (name == "dream")
     torch.testing.assert_close(found[:, first:], expected[:, first:], atol=1e-4, rtol=1e-5)
     assert (found[..., [c for c in forbidden if c < model.vocab_size]] == -math.inf).all()
@@ -226,7 +226,7 @@ def test_autocast_is_an_option():
 
 @pytest.mark.parametrize("name", ["llada", "dream", "mdlm", "radd", "sedd-absorb"])
 def test_the_doctor_finds_nothing_wrong(name):
-    findings = list(examine(patient_of(infodis.load(REFERENCES / name))))
+    findings = list(examine(with_examples(infodis.load(REFERENCES / name))))
     assert not [finding for finding in findings if finding.verdict == "wrong"]
 
 

@@ -13,7 +13,7 @@ import torch
 
 import infodis
 from infodis.design import Enumerate
-from infodis.models.doctor import Patient, examine, patient_of
+from infodis.models.doctor import ModelUnderTest, examine, with_examples
 
 transformers = pytest.importorskip("transformers")
 
@@ -62,7 +62,7 @@ def test_masked_language_models(kind, tmp_path):
     assert model.mask_token == (5 if kind == "flaubert" else MASK)  # whose configuration calls it mask_index
     assert model.pads == (kind not in LEAKING)
     assert model.network.split == (kind not in WHOLE)
-    findings = list(examine(patient_of(model)))
+    findings = list(examine(with_examples(model)))
     assert not [finding for finding in findings if finding.verdict == "wrong"]
 
     tokens = torch.tensor([7, 20, 33, 8])
@@ -124,7 +124,7 @@ def test_special_tokens_are_context(tmp_path):
     assert row.target.tolist() == [2, 3]
     assert row.context.tolist() == [0, 1, 4]
     assert model.log_conditionals(torch.tensor([[2, 4, 3]]))[0, 1, 8:].max() == -math.inf  # beyond the tokenizer
-    named = {f.check: f.verdict for f in examine(Patient(model, [row.tokens.repeat(3)]))}
+    named = {f.check: f.verdict for f in examine(ModelUnderTest(model, [row.tokens.repeat(3)]))}
     assert named["mask token"] == "ok"
     assert model.around() == ([2], [3])
     path = tmp_path / "config.json"
@@ -134,7 +134,7 @@ def test_special_tokens_are_context(tmp_path):
     assert "config.json calls token 6 the mask" in doubtful.loaded.notes[0]
     doubtful.network.mask_token = 6
     wired = dataclasses.replace(doubtful)
-    wrong = {f.check: f for f in examine(Patient(wired, [torch.tensor([2, 5, 7, 5, 7, 5, 7, 3])]))}
+    wrong = {f.check: f for f in examine(ModelUnderTest(wired, [torch.tensor([2, 5, 7, 5, 7, 5, 7, 3])]))}
     assert wrong["mask token"].verdict == "wrong"
     assert "mask_token_id = 4" in wrong["mask token"].hint
 

@@ -18,7 +18,7 @@ from infodis.device import resolve_device
 from infodis.errors import InputError
 from infodis.jobs.jobs import ModelSpec
 from infodis.models import checkpoint
-from infodis.models.doctor import examine, patient_of
+from infodis.models.doctor import examine, with_examples
 from infodis.models.nets import RADD, SEDD, Shape, initialise
 from infodis.noise.dse import from_denoiser, from_network, from_predictor, mdce
 from infodis.noise.process import Absorbing, Uniform
@@ -113,7 +113,7 @@ def test_whatever_asks_a_model_runs_on_a_device_without_float64():
             [found.nll.value, found.tangent_nll.value, found.most_confident_first.value],
             [likelihood.value, mdce(model, TOKENS[1], 0.5, evaluations=8).value],
             [infodis.order_nll(model, TOKENS[1], order="most-confident-first").value],
-            [finding.verdict for finding in examine(patient_of(model))],
+            [finding.verdict for finding in examine(with_examples(model))],
         ]
 
     on_both(asked)

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from infodis.cli import app
-from infodis.models.doctor import Patient, examine, patient_of
+from infodis.models.doctor import ModelUnderTest, examine, with_examples
 from infodis.models.loading import load
 from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, from_function
@@ -55,7 +55,7 @@ class Wired(Predictor):
 
 
 def verdicts(predictor, rows=ROWS):
-    return {finding.check: finding.verdict for finding in examine(Patient(predictor, rows))}
+    return {finding.check: finding.verdict for finding in examine(ModelUnderTest(predictor, rows))}
 
 
 def test_a_healthy_predictor_passes():
@@ -143,7 +143,7 @@ JUDGED = ("alignment", "tokenizer")
 def test_nothing_is_judged_by_text_that_the_model_cannot_read(untrained):
     """And nothing is advised: the tokenizer's mask stays, whatever an amino acid in its place would explain."""
     model, _ = untrained
-    found = {finding.check: finding for finding in examine(patient_of(model))}
+    found = {finding.check: finding for finding in examine(with_examples(model))}
     assert "wrong" not in {finding.verdict for finding in found.values()}, found
     for check in JUDGED:
         assert found[check].verdict == "cannot tell"
@@ -155,7 +155,7 @@ def test_nothing_is_judged_by_text_that_the_model_cannot_read(untrained):
 
 def test_a_model_that_knows_nothing_is_not_advised_to_change(untrained):
     model, texts = untrained
-    found = {finding.check: finding for finding in examine(patient_of(model, texts))}
+    found = {finding.check: finding for finding in examine(with_examples(model, texts))}
     assert "wrong" not in {finding.verdict for finding in found.values()}, found
     assert found["alignment"].verdict == "cannot tell"
     assert "does not tell the examples from noise" in found["alignment"].detail
@@ -164,7 +164,7 @@ def test_a_model_that_knows_nothing_is_not_advised_to_change(untrained):
 
 
 def test_texts_out_of_the_alphabet_are_not_judged_by():
-    found = {finding.check: finding for finding in examine(patient_of(load("dna-tiny")))}
+    found = {finding.check: finding for finding in examine(with_examples(load("dna-tiny")))}
     for check in JUDGED:
         assert found[check].verdict == "cannot tell"
         assert "not of its alphabet" in found[check].detail
@@ -172,8 +172,8 @@ def test_texts_out_of_the_alphabet_are_not_judged_by():
 
 
 def test_the_tokenizer_is_judged_by_the_given_texts():
-    patient = patient_of(load("text8-tiny"), ["all of this can be read", "some of this, not"])
-    found = {finding.check: finding for finding in examine(patient)}
+    subject = with_examples(load("text8-tiny"), ["all of this can be read", "some of this, not"])
+    found = {finding.check: finding for finding in examine(subject)}
     assert found["tokenizer"].verdict == "wrong"
     assert "some of this, not" in found["tokenizer"].detail
 
@@ -192,7 +192,7 @@ def test_who_dies_of_bfloat16_does_not_take_the_doctor_along(monkeypatch, dtype)
         return features(*arguments, **options)
 
     monkeypatch.setattr(model.network, "features", deadly)
-    found = {finding.check: finding for finding in examine(patient_of(model, ["some words to look at"]))}
+    found = {finding.check: finding for finding in examine(with_examples(model, ["some words to look at"]))}
     assert found["precision"].verdict == ("wrong" if dtype == "bfloat16" else "cannot tell")
     assert "died of SIGKILL" in found["precision"].detail
     assert ("alignment" in found) == (dtype == "float32")  # what cannot run cannot be looked at

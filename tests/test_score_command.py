@@ -280,14 +280,14 @@ def test_no_socket_is_opened(rows, tmp_path, monkeypatch):
 def test_a_row_for_which_the_model_says_nan_is_rejected_alone(rows, tmp_path, monkeypatch):
     from infodis.models.nets.network import Network
 
-    costs = Network.costs
+    token_nll = Network.token_nll
 
     def broken(self, features, tokens):
-        found = costs(self, features, tokens)
+        found = token_nll(self, features, tokens)
         found[tokens == self.vocab_size - 1] = math.nan
         return found
 
-    monkeypatch.setattr(Network, "costs", broken)
+    monkeypatch.setattr(Network, "token_nll", broken)
     out = tmp_path / "out.jsonl"
     model = infodis.load("text8-tiny")
     marked = [n for n, text in enumerate(TEXTS) if (model.encode(text) == model.vocab_size - 1).any()]

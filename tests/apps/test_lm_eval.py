@@ -57,7 +57,7 @@ class OracleNetwork(Network):
         found = self.oracle.log_conditionals(tokens)
         return found if at is None else found[at]
 
-    def costs(self, features, tokens):
+    def token_nll(self, features, tokens):
         return -features.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
     def log_conditionals(self, tokens):
@@ -65,8 +65,8 @@ class OracleNetwork(Network):
 
 
 class BrokenNetwork(OracleNetwork):
-    def costs(self, features, tokens):
-        return super().costs(features, tokens) * math.nan
+    def token_nll(self, features, tokens):
+        return super().token_nll(features, tokens) * math.nan
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def doctor(
     Example: [bold]infodis doctor text8-tiny[/bold]
     """
     from infodis.errors import InputError
-    from infodis.models.doctor import examine, patient_of
+    from infodis.models.doctor import examine, with_examples
     from infodis.models.loading import load
 
     if text is not None and not text.is_file():
@@ -36,7 +36,7 @@ def doctor(
     given = [] if text is None else _first_lines(text, 32)
     table = Table("check", "verdict", "what was found", title=f"{model}, a {loaded.loaded.family} model")
     wrong = False
-    for finding in examine(patient_of(loaded, given)):
+    for finding in examine(with_examples(loaded, given)):
         hint = f"\n{finding.hint}" if finding.verdict != "ok" and finding.hint else ""
         detail = Text.assemble(finding.detail, (hint, "dim"))
         table.add_row(finding.check, Text(finding.verdict, STYLES[finding.verdict]), detail)

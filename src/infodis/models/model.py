@@ -97,7 +97,7 @@ class Model(RowPredictor):
         found = self.tokenizer.read(text, prompt=prompt, special=not chat)  # a template brings its own special tokens
         tokens, target = found.tokens, found.target
         begin = self.loaded.begin_token
-        if begin is not None and bool((target < self.network.unpredictable).any()):
+        if begin is not None and bool((target < self.network.first_predicted).any()):
             tokens, target = np.concatenate([[begin], tokens]), target + 1
         return Item(*map(torch.from_numpy, (tokens, target, _others(target, len(tokens)))))
 
@@ -105,7 +105,7 @@ class Model(RowPredictor):
         """The special tokens that a text is read with: before it, and behind it."""
         before, behind = self.tokenizer.around()
         begin = self.loaded.begin_token
-        lacking = len(before) < self.network.unpredictable and begin is not None
+        lacking = len(before) < self.network.first_predicted and begin is not None
         return [*([begin] if lacking and begin is not None else []), *before], behind
 
     def check_chat(self) -> None:
@@ -154,7 +154,7 @@ class Model(RowPredictor):
         visible = None if bool(there.all()) else self._moved(there)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             features = self.network.features(self._moved(tokens), visible=visible, at=self._moved(rows.wanted))
-        return self.network.costs(features, self._moved(rows.tokens[rows.wanted]))
+        return self.network.token_nll(features, self._moved(rows.tokens[rows.wanted]))
 
     def _widened(self, rows: Rows) -> Rows:
         """Padded to a round width."""
@@ -172,7 +172,7 @@ class Model(RowPredictor):
         )
 
     def _check_first(self, wanted: Masks) -> None:
-        first = self.network.unpredictable
+        first = self.network.first_predicted
         if bool(wanted[:, :first].any()):
             raise InputError(
                 f"{self.name} says nothing about the first {first} token(s) of a row: its output is about the next "
@@ -195,7 +195,7 @@ def _gpu_budget(network: Network, device: torch.device, limit: int | None) -> in
     places = torch.zeros_like(tokens, dtype=torch.bool)
     places[:, ::2] = True
     answers = torch.zeros(int(places.sum()), dtype=torch.int64, device=device)
-    if not fits(lambda: network.costs(network.features(tokens, at=places), answers)):
+    if not fits(lambda: network.token_nll(network.features(tokens, at=places), answers)):
         return length
     taken = torch.cuda.max_memory_allocated(device) - before
     free, _ = torch.cuda.mem_get_info(device)

@@ -39,7 +39,7 @@ class Letters(Network):
     def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
         return torch.zeros(int(tokens.numel() if at is None else at.sum()), 1)
 
-    def costs(self, features: Features, tokens: Int[Tensor, " places"]) -> Float[Tensor, " places"]:
+    def token_nll(self, features: Features, tokens: Int[Tensor, " places"]) -> Float[Tensor, " places"]:
         return self.cost[tokens]
 
 

@@ -115,7 +115,7 @@ class TextGenerator:
         if self.model.mask_token in own:
             raise InputError("A context holds the mask token, which would be filled in. Take it out.")
         begin = self.model.loaded.begin_token
-        first = self.reader.add_bos_token or len(before) + len(own) < self.model.network.unpredictable
+        first = self.reader.add_bos_token or len(before) + len(own) < self.model.network.first_predicted
         if begin is not None and first and [*before, *own][:1] != [begin]:
             before = [begin, *before]
         longest = self.reader.longest

@@ -225,7 +225,7 @@ def _cut(model: Model, item: Item, excess: int, *, left: bool, text: Part) -> tu
     """Without so many tokens at one end, and how many these are. Special tokens around stay."""
     before, behind = _around(model, item)
     begin, first = model.loaded.begin_token, int(item.target[0]) - excess
-    if left and not before and begin is not None and first < model.network.unpredictable:
+    if left and not before and begin is not None and first < model.network.first_predicted:
         item, before, excess = _begun(item, begin), 1, excess + 1
     stop = before + excess if left else item.length - behind
     start = stop - excess
@@ -263,7 +263,7 @@ def _check_tokens(model: Model, item: Item, prompt: Part, text: Part) -> None:
             given = numbers[item.context.numpy()]
             in_prompt = ((given < 0) | (given >= model.vocab_size) | (given == mask)).any()
             raise Refused((in_prompt and prompt.field) or text.field, str(error)) from None
-    first = model.network.unpredictable
+    first = model.network.first_predicted
     if first and int(item.target[0]) < first:
         raise Refused(
             text.field, f"{model.name} says nothing about the first {first} token(s) of a row: put others before it."

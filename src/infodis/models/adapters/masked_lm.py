@@ -86,9 +86,9 @@ class MaskedLM(Network):
     def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
         return super().logits(features) if self.split else self.excluding(features.clone())
 
-    def costs(self, features: Features, tokens: Int[Tensor, " places"]) -> Float[Tensor, " places"]:
+    def token_nll(self, features: Features, tokens: Int[Tensor, " places"]) -> Float[Tensor, " places"]:
         if self.split:
-            return super().costs(features, tokens)
+            return super().token_nll(features, tokens)
         return F.cross_entropy(self.logits(features).float(), tokens, reduction="none")
 
     def _whole(self, tokens: Tokens, visible: Places | None) -> Float[Tensor, "rows length columns"]:

@@ -61,7 +61,7 @@ class Llama(Network):
             )
         self.shape, self.shifted = shape, shifted
         self.vocab_size, self.mask_token, self.tokens = shape.columns, mask_token, tokens
-        self.unpredictable = int(shifted)
+        self.first_predicted = int(shifted)
         self.embed = nn.Embedding(shape.columns, shape.width)
         self.blocks = nn.ModuleList([LlamaBlock(shape) for _ in range(shape.blocks)])
         self.norm = RootMeanSquare(shape)

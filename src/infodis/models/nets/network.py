@@ -21,14 +21,14 @@ class Network(nn.Module):
         mask_token: what stands for a hidden token. If it has a column, its probability is zero.
         tokens: columns from this one on only pad the vocabulary; their probability is zero.
         pads: whether `visible` is honoured, so that rows of unequal lengths may share a batch.
-        unpredictable: how many positions at the beginning of a row the network says nothing about.
+        first_predicted: the network says nothing about positions before this one.
     """
 
     vocab_size: int
     mask_token: int
     tokens: int
     pads: bool = True
-    unpredictable: int = 0
+    first_predicted: int = 0
 
     def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
         """What the last layer needs: at all positions, or in one long row `at` some. Padding is not `visible`."""
@@ -71,15 +71,15 @@ class Network(nn.Module):
         return self.logits(self.features(torch.where(masked, self.mask_token, tokens), at=masked)).float()
 
     @torch.no_grad()
-    def costs(
+    def token_nll(
         self, features: Float[Tensor, "places width"], tokens: Int[Tensor, " places"]
     ) -> Float[Tensor, " places"]:
         """-log p of one token for each row of features, block by block: places x vocabulary is never in memory."""
         parts = zip(features.split(ROWS_AT_ONCE), tokens.split(ROWS_AT_ONCE), strict=True)
-        found = [self._costs(*part) for part in parts]
+        found = [self._token_nll(*part) for part in parts]
         return torch.cat(found) if found else torch.zeros(0, device=features.device)
 
-    def _costs(
+    def _token_nll(
         self, features: Float[Tensor, "places width"], tokens: Int[Tensor, " places"]
     ) -> Float[Tensor, " places"]:
         layer = self.last_layer()

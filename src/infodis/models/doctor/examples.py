@@ -1,0 +1,130 @@
+"""A model, and rows that it should know: what the checks look at."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float64, Int
+from torch import Tensor
+
+from infodis.errors import InfodisError, InputError
+from infodis.item import Item
+from infodis.models.model import Model
+from infodis.models.tokenizers import Tokenizer
+from infodis.predictor import Predictor, RowPredictor, Rows
+from infodis.rng import stream
+
+LONGEST = 64
+"""Tokens of a row that is looked at."""
+KNOWN_SHARE = 0.5
+"""Of a text's tokens: a tokenizer must know as many for the text to say anything."""
+
+SENTENCES = (
+    "The capital of France is the city of Paris, and the capital of Italy is the city of Rome.",
+    "She opened the door, looked out of the window, and closed it again because it was cold outside.",
+    "In the first half of the year the company sold more cars than in the whole of the year before.",
+    "Water boils at a hundred degrees and freezes at zero degrees if the pressure is that of the air at sea level.",
+)
+"""Text that a model of English should find likely, whatever it was trained on; in lower case for small alphabets."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ModelUnderTest:
+    """A predictor, and rows of tokens that it should know.
+
+    The first `head` and the last `tail` tokens of a row are special ones: they are never hidden.
+    """
+
+    predictor: Predictor
+    rows: Sequence[Int[Tensor, "_"]]
+    head: int = 0
+    tail: int = 0
+    texts: tuple[str, ...] = ()
+    """What the rows say, if they are of text."""
+    cannot_judge: str = ""
+    """Why nothing can be judged by the rows, if it cannot."""
+
+    @property
+    def model(self) -> Model | None:
+        return self.predictor if isinstance(self.predictor, Model) else None
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.model.loaded.tokenizer if self.model is not None else None
+
+    @property
+    def beyond_text(self) -> frozenset[int]:
+        """Tokens that say nothing about a model's knowledge: special ones, and the one for what is not known."""
+        return frozenset() if self.tokenizer is None else self.tokenizer.beyond_text
+
+    def inside(self, row: Int[Tensor, "_"]) -> range:
+        """Positions that may be hidden."""
+        first = self.model.network.unpredictable if self.model is not None else 0
+        return range(max(self.head, first), len(row) - self.tail)
+
+
+def with_examples(model: Model, texts: Sequence[str] = ()) -> ModelUnderTest:
+    """A model with rows of text that it can read, or with random rows, by which its knowledge is not judged."""
+    if model.loaded.tokenizer is None:
+        return _with_random_rows(model, "it has no tokenizer to read examples with")
+    given = list(texts) or [*SENTENCES, *(_lower(sentence) for sentence in SENTENCES)]
+    read = [(text, row) for text in given if (row := read_example(model, text)) is not None]
+    if texts and not read:
+        raise InputError("None of the texts can be used: each must have at least 8 tokens that the model knows.")
+    if not read:
+        return _with_random_rows(model, "the examples, English sentences, are not of its alphabet")
+    known = [_known_share(row, model.loaded.tokenizer) for _, row in read]
+    good = {tuple(one[1].tokens.tolist()): one for one, share in zip(read, known, strict=True) if share > KNOWN_SHARE}
+    if not good:
+        unknown = 100 * (1 - sum(known) / len(known))
+        return _with_random_rows(model, f"{unknown:.0f} % of the examples' tokens are unknown to its tokenizer")
+    found = [row for _, row in good.values()]
+    head, tail = int(found[0].target[0]), len(found[0].tokens) - 1 - int(found[0].target[-1])
+    longest = min(LONGEST, model.loaded.limit or LONGEST)
+    cut = [
+        torch.cat([row.tokens[: longest - tail][: len(row.tokens) - tail], _last(row.tokens, tail)]) for row in found
+    ]
+    return ModelUnderTest(model, cut, head, tail, tuple(texts) or tuple(text for text, _ in good.values()))
+
+
+def read_example(model: Model, text: str) -> Item | None:
+    """A text as the model reads it; None if it is too short, or not of its alphabet."""
+    try:
+        row = model.read(text)
+    except InfodisError:
+        return None
+    return row if len(row.target) >= 8 else None
+
+
+def _known_share(row: Item, tokenizer: Tokenizer) -> float:
+    tokens = row.tokens[row.target].tolist()
+    return sum(token not in tokenizer.beyond_text for token in tokens) / len(tokens)
+
+
+def _with_random_rows(model: Model, cannot_judge: str) -> ModelUnderTest:
+    length = min(16, model.loaded.limit or 16)
+    beyond = {model.mask_token, *(model.loaded.tokenizer.beyond_text if model.loaded.tokenizer is not None else ())}
+    columns = range(min(model.vocab_size, model.network.tokens))
+    possible = torch.tensor([token for token in columns if token not in beyond] or [0])
+    picks = torch.randint(len(possible), (4, length), generator=stream(0, "doctor"))
+    return ModelUnderTest(model, list(possible[picks]), cannot_judge=cannot_judge)
+
+
+def _last(tokens: Int[Tensor, "_"], count: int) -> Int[Tensor, "_"]:
+    return tokens[len(tokens) - count :]
+
+
+def _lower(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalpha() or character == " ")
+
+
+def alternate_surprisals(predictor: RowPredictor, rows: list[Tensor], first: int) -> Float64[Tensor, " wanted"]:
+    """-log p of every other token of rows in one batch, from the position `first` on, all of them hidden."""
+    longest = max(len(row) for row in rows)
+    tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
+    hidden: Bool[Tensor, "rows length"] = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = row
+        hidden[number, max(1, first) : len(row) : 2] = True
+    lengths = torch.tensor([len(row) for row in rows])
+    return predictor.surprisals(Rows(tokens, hidden, hidden, lengths)).cpu().double()
