@@ -129,7 +129,7 @@ def trained(tmp_path_factory) -> dict[str, Path]:
             OptimConfig(steps=steps, batch=ROWS, learning_rate=5e-3, warmup=20, ema=0.9),
             RunConfig(device="cpu", validate_every=steps, valid_windows=4, valid_evaluations=4, checkpoint_every=steps),
         )
-        found[name] = train(config, directory / name, base=directory, resume=False, watcher=Silent())
+        found[name] = train(config, directory / name, base=directory, resume=False, reporter=Silent())
     return found
 
 

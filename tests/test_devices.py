@@ -175,7 +175,7 @@ def test_training_on_a_device_without_float64(tmp_path):
         out = tmp_path / device
         for steps in (1, 2):
             path.write_text(text.replace("STEPS", str(steps)).replace("DEVICE", device))
-            train(read_config(path), out, base=tmp_path, resume=out.exists(), watcher=Silent())
+            train(read_config(path), out, base=tmp_path, resume=out.exists(), reporter=Silent())
         assert json.loads((out / "settings.json").read_text())["run"]["device"].startswith(device)
         return losses(out)
 

@@ -51,6 +51,7 @@ LAYERS = {
         {"model"},
         {"loading", "doctor"},
     ],
+    "train": [{"losses", "token_files", "devices", "records"}, {"config"}, {"optimizers"}, {"loop"}, {"display"}],
     "apps": [{"report", "bench", "lm_eval"}, {"audit"}, {"reproduce"}],
 }
 """Rooms from the ground up, and those inside of packages: a file imports only what lies below its own."""

@@ -28,7 +28,8 @@ from infodis.rng import stream
 from infodis.train import TrainingError, read_config, train
 from infodis.train import losses as loss
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig
-from infodis.train.loop import LOCK, _check_shares, _optimizers
+from infodis.train.loop import LOCK, _check_shares
+from infodis.train.optimizers import make_optimizers
 
 CHAIN = MarkovChain.random(order=1, vocab_size=4, temperature=0.2)
 
@@ -93,8 +94,8 @@ def with_optimizer(path: Path, name: str) -> Path:
     return path
 
 
-def run(path: Path, out: Path, *, resume: bool = False, watcher=None) -> Path:
-    return train(read_config(path), out, base=path.parent, resume=resume, watcher=watcher or Silent())
+def run(path: Path, out: Path, *, resume: bool = False, reporter=None) -> Path:
+    return train(read_config(path), out, base=path.parent, resume=resume, reporter=reporter or Silent())
 
 
 def records(out: Path) -> list[dict]:
@@ -193,7 +194,7 @@ def test_muon_steps_are_orthogonal_inside_blocks_and_adamw_elsewhere():
     before = {name: value.clone() for name, value in network.state_dict().items()}
     for parameter in network.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=stream(1, "gradient"))
-    for optimizer in _optimizers(network, OptimConfig(optimizer="muon", learning_rate=0.01)):
+    for optimizer in make_optimizers(network, OptimConfig(optimizer="muon", learning_rate=0.01)):
         optimizer.step()
     for name, after in network.state_dict().items():
         moved = (after - before[name]).abs()
@@ -407,9 +408,9 @@ def test_changed_settings_are_told_and_damaged_pointers_too(tmp_path):
     path = prepare(tmp_path, steps=3)
     run(path, tmp_path / "run")
     path.write_text(path.read_text().replace("steps = 3", "steps = 5"))
-    watcher = Silent()
-    run(path, tmp_path / "run", resume=True, watcher=watcher)
-    assert watcher.messages == [
+    reporter = Silent()
+    run(path, tmp_path / "run", resume=True, reporter=reporter)
+    assert reporter.messages == [
         "Resuming after step 3 of 5.",
         "Settings have changed since the run began: optim.steps 3 -> 5.",
     ]
@@ -454,7 +455,7 @@ def test_a_teacher_takes_the_place_of_the_letters(tmp_path):
     other = MarkovChain.random(order=1, vocab_size=4, temperature=0.2, seed=99)
     for name, teacher in {"letters": None, "taught": CHAIN, "misled": other}.items():
         out = tmp_path / name
-        train(read_config(path), out, base=tmp_path, resume=False, watcher=Silent(), teacher=teacher)
+        train(read_config(path), out, base=tmp_path, resume=False, reporter=Silent(), teacher=teacher)
         found = load(out).log_conditionals(rows)[rows == 4].double()
         distance[name] = float((true.exp() * (true - found)).sum(-1).mean())
     assert distance["taught"] < distance["letters"] < distance["misled"]
@@ -465,7 +466,7 @@ def test_a_teacher_takes_the_place_of_the_letters(tmp_path):
 def test_score_networks_have_no_teacher(tmp_path):
     path = prepare(tmp_path, network="sedd", loss="t-dse", steps=2)
     with pytest.raises(InputError, match="needs a cross-entropy, not 't-dse'"):
-        train(read_config(path), tmp_path / "run", base=tmp_path, resume=False, watcher=Silent(), teacher=CHAIN)
+        train(read_config(path), tmp_path / "run", base=tmp_path, resume=False, reporter=Silent(), teacher=CHAIN)
 
 
 def test_command_line_tells_mistakes_in_one_line(tmp_path):

@@ -41,11 +41,11 @@ def train(
     Several processes: [bold]accelerate launch --num_processes 2 -m infodis train CONFIG --out OUT[/bold]
     """
     from infodis import train as training
-    from infodis.train.watch import watching
+    from infodis.train.display import console_reporter
 
     settings = training.read_config(config)
-    with watching(progress_console) as watcher:
-        best = training.train(settings, out, base=config.parent, resume=resume, watcher=watcher)
+    with console_reporter(progress_console) as reporter:
+        best = training.train(settings, out, base=config.parent, resume=resume, reporter=reporter)
     if os.environ.get("RANK", "0") == "0":
         write_line(f"Best checkpoint: {best}")
 

@@ -6,14 +6,13 @@ same losses as one that was not, and the number of processes does not matter eit
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import math
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -38,60 +37,24 @@ from infodis.noise.schedule import SCHEDULES
 from infodis.predictor import Predictor
 from infodis.result import standard_error
 from infodis.train import losses as loss
-from infodis.train.config import Config, OptimConfig
+from infodis.train.config import Config
 from infodis.train.devices import Devices
+from infodis.train.optimizers import REMEMBERED, learning_rate, make_optimizers
+from infodis.train.records import BOARD, METRICS, MetricsFile, Progress, Reporter, Validation
 from infodis.train.token_files import TokenFile, open_tokens
 
-METRICS, SETTINGS, STATE = "metrics.jsonl", "settings.json", "training.safetensors"
-DATA, BOARD, LOCK = "data", "tensorboard", ".infodis-train.lock"
+SETTINGS, STATE, DATA, LOCK = "settings.json", "training.safetensors", "data", ".infodis-train.lock"
 CHECKPOINTS = "step-" + 8 * "[0-9]"
 NAMES = (POINTER, METRICS, SETTINGS, DATA, BOARD, CHECKPOINTS)
 """What a run writes to its directory, as patterns."""
-REMEMBERED = {"AdamW": ("step", "exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",)}
-"""What an optimizer knows about a parameter."""
 
 
 class TrainingError(InfodisError):
     """Training cannot go on; the last good checkpoint is kept."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """What the loop reports after some steps."""
-
-    step: int
-    steps: int
-    nats: float
-    """The training loss per token, averaged since the last report."""
-    learning_rate: float
-    gradient_norm: float
-    tokens_per_second: float
-    seconds_per_step: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Validation:
-    """How the averaged weights do on fixed windows."""
-
-    step: int
-    quantity: str
-    """`nll`, or the loss that a score network minimises."""
-    bits_per_token: float
-    standard_error: float
-    best: bool
-
-
-@runtime_checkable
-class Watcher(Protocol):
-    """Whoever shows progress."""
-
-    def progress(self, report: Progress) -> None: ...
-    def validation(self, report: Validation) -> None: ...
-    def message(self, text: str) -> None: ...
-
-
 def train(
-    config: Config, out: Path, *, base: Path, resume: bool, watcher: Watcher, teacher: Predictor | None = None
+    config: Config, out: Path, *, base: Path, resume: bool, reporter: Reporter, teacher: Predictor | None = None
 ) -> Path:
     """Train, writing checkpoints and metrics to `out`; the directory of the best checkpoint.
 
@@ -105,7 +68,7 @@ def train(
             stack.enter_context(locked(out, name=LOCK, writes=NAMES))
             for place in (out, out / DATA):
                 remove_unfinished(place)
-        return _Run(config, out, base, devices, watcher, teacher, resume=resume).go()
+        return _Run(config, out, base, devices, reporter, teacher, resume=resume).go()
 
 
 class _Objective(nn.Module):
@@ -126,12 +89,12 @@ class _Run:
         out: Path,
         base: Path,
         devices: Devices,
-        watcher: Watcher,
+        reporter: Reporter,
         teacher: Predictor | None,
         *,
         resume: bool,
     ) -> None:
-        self.config, self.out, self.base, self.devices, self.watcher = config, out, base, devices, watcher
+        self.config, self.out, self.base, self.devices, self.reporter = config, out, base, devices, reporter
         self.pointer = _pointer(out, resume=resume)
         model = config.model
         _check_shares(config, devices.count)
@@ -148,7 +111,7 @@ class _Run:
             self._start(base / model.start)
         self.network.to(devices.device)
         self.average = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
-        self.optimizers = _optimizers(self.network, config.optim)
+        self.optimizers = make_optimizers(self.network, config.optim)
         objective = devices.wrap(_Objective(self.network, self.loss))
         if config.run.compile:
             objective.compile()
@@ -180,28 +143,30 @@ class _Run:
     def go(self) -> Path:
         self._begin()
         optim, run = self.config.optim, self.config.run
-        with _Metrics(self.out, self.step, active=self.devices.first) as metrics:
-            watch = _Stopwatch(self.step)
+        with MetricsFile(self.out, self.step, active=self.devices.first) as metrics:
+            timer = _Timer(self.step)
             while self.step < optim.steps:
                 nats, norm = self._advance()
                 total, taken = self.since_report = self.since_report[0] + nats, self.since_report[1] + 1
                 if self.step % run.log_every == 0 or self.step == optim.steps:
-                    each = watch.seconds_per_step(self.step)
+                    each = timer.seconds_per_step(self.step)
                     speed = optim.batch * self.spec.length / each
-                    report = Progress(self.step, optim.steps, total / taken, self._rate(self.step), norm, speed, each)
+                    report = Progress(
+                        self.step, optim.steps, total / taken, learning_rate(optim, self.step), norm, speed, each
+                    )
                     metrics.write(report)
-                    self._tell("progress", report)
+                    self._report("progress", report)
                     self.since_report = (0.0, 0)
                 due = self.step == optim.steps
                 if due or self.step % run.validate_every == 0:
                     found = self._validate()
                     metrics.write(found)
-                    self._tell("validation", found)
+                    self._report("validation", found)
                     due = due or found.best
                 if due or self.step % run.checkpoint_every == 0:
                     self._save()
                 if self.step % run.log_every == 0:
-                    watch = _Stopwatch(self.step)
+                    timer = _Timer(self.step)
         return self.out / self.named["best"]
 
     def _begin(self) -> None:
@@ -209,10 +174,10 @@ class _Run:
         asked["run"]["device"] = str(self.devices.device)  # not auto: it is what the numbers depend on
         if self.pointer is not None:
             self._restore(self.pointer)
-            self._tell("message", f"Resuming after step {self.step} of {self.config.optim.steps}.")
+            self._report("message", f"Resuming after step {self.step} of {self.config.optim.steps}.")
             changed = _changes(_read_settings(note), asked)
             if changed:
-                self._tell("message", f"Settings have changed since the run began: {'; '.join(changed)}.")
+                self._report("message", f"Settings have changed since the run began: {'; '.join(changed)}.")
         self.devices.wait()
         if self.devices.first:
             atomic_text(note, json.dumps(asked, indent=2) + "\n")
@@ -238,7 +203,7 @@ class _Run:
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = self._rate(self.step + 1)
+                group["lr"] = learning_rate(optim, self.step + 1)
             optimizer.step()
         self.step += 1
         self._average()
@@ -259,15 +224,6 @@ class _Run:
         lower = self.config.run.precision == "bfloat16"
         with torch.autocast(device.type, torch.bfloat16, enabled=lower):
             return self.objective(tokens.to(device), tuple(part.to(device) for part in noise))
-
-    def _rate(self, step: int) -> float:
-        """Linear warm-up, then a cosine down to the final rate."""
-        optim = self.config.optim
-        if step <= optim.warmup:
-            return optim.learning_rate * step / optim.warmup
-        done = (step - optim.warmup) / max(1, optim.steps - optim.warmup)
-        share = optim.final_rate + (1 - optim.final_rate) * (1 + math.cos(math.pi * done)) / 2
-        return optim.learning_rate * share
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -329,8 +285,8 @@ class _Run:
             self.network.train()
 
     def _predictor(self, network: nn.Module) -> Model:
-        opened = LoadedModel("radd", cast(Network, network), self.spec.tokenizer, self.spec.length, limit=None)
-        return Model("in training", opened, self.devices.device)
+        loaded = LoadedModel("radd", cast(Network, network), self.spec.tokenizer, self.spec.length, limit=None)
+        return Model("in training", loaded, self.devices.device)
 
     def _save(self) -> None:
         """Write a checkpoint of this step, point to it, and drop those that nobody points to."""
@@ -404,9 +360,9 @@ class _Run:
         self.best = _Best(pointer.get("best_nats", math.inf), pointer["best_step"], pointer.get("best_error", 0.0))
         self.named = {"last": pointer["last"], "best": pointer["best"]}
 
-    def _tell(self, kind: str, report: Any) -> None:
+    def _report(self, kind: str, report: Any) -> None:
         if self.devices.first:
-            getattr(self.watcher, kind)(report)
+            getattr(self.reporter, kind)(report)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,7 +374,7 @@ class _Best:
     error: float = 0.0
 
 
-class _Stopwatch:
+class _Timer:
     """Time since some step."""
 
     def __init__(self, step: int) -> None:
@@ -482,69 +438,3 @@ def _loss_of(config: Config, teacher: Predictor | None) -> loss.Loss:
     if not isinstance(found, loss.CrossEntropy):
         raise InputError(f"A teacher speaks of masked tokens: it needs a cross-entropy, not {optim.loss!r}.")
     return loss.Taught(found, teacher)
-
-
-def _optimizers(network: nn.Module, optim: OptimConfig) -> list[torch.optim.Optimizer]:
-    """AdamW, where only matrices decay; or Muon for the matrices inside blocks, and AdamW for everything else."""
-    named = dict(network.named_parameters())
-    matrices = [name for name, p in named.items() if name.startswith("blocks.") and p.ndim == 2]
-    inner = [named.pop(name) for name in matrices] if optim.optimizer == "muon" else []
-    groups = [
-        {"params": [p for p in named.values() if p.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), fused=True)
-    return [adamw, _muon(inner, optim)] if inner else [adamw]
-
-
-def _muon(matrices: list[nn.Parameter], optim: OptimConfig) -> torch.optim.Optimizer:
-    """Updates are scaled to be as large as AdamW's, so that both share a learning rate."""
-    kind = getattr(torch.optim, "Muon", None)
-    if kind is None:
-        raise InputError(
-            f'optim.optimizer = "muon" needs torch 2.9 or newer, got {torch.__version__}. Upgrade it, or use "adamw".'
-        )
-    return kind(matrices, lr=optim.learning_rate, weight_decay=optim.weight_decay, adjust_lr_fn="match_rms_adamw")
-
-
-class _Metrics:
-    """Records of a run: JSON lines, and TensorBoard if it is installed. A resumed run drops what it will redo."""
-
-    def __init__(self, out: Path, step: int, *, active: bool) -> None:
-        self._path, self._active = out / METRICS, active
-        self._board: Any = None
-        if not active:
-            return
-        kept = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
-        atomic_text(self._path, "".join(line + "\n" for line in kept if _step_of(line) <= step))
-        if importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(out / BOARD), purge_step=step + 1)
-
-    def __enter__(self) -> "_Metrics":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._board is not None:
-            self._board.close()
-
-    def write(self, report: Progress | Validation) -> None:
-        if not self._active:
-            return
-        kind = type(report).__name__.lower()
-        record = {"kind": kind, **dataclasses.asdict(report)}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        if self._board is not None:
-            for name, value in dataclasses.asdict(report).items():
-                if name not in ("step", "steps", "best"):
-                    self._board.add_scalar(f"{kind}/{name}", value, report.step)
-
-
-def _step_of(line: str) -> int:
-    """The step of a record; one that a crash cut short is dropped by giving it the last of all steps."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return 2**62

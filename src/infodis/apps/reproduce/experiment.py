@@ -15,7 +15,8 @@ from infodis.files import atomic_text
 from infodis.jobs.jobs import ModelSpec
 from infodis.predictor import Predictor
 from infodis.train.config import Config
-from infodis.train.loop import Progress, Validation, train
+from infodis.train.loop import train
+from infodis.train.records import Progress, Validation
 
 Size = Literal["smoke", "laptop", "full"]
 SIZES: tuple[Size, ...] = ("smoke", "laptop", "full")
@@ -98,8 +99,8 @@ class Bench:
 
     def trained(self, name: str, config: Config, teacher: Predictor | None = None) -> Path:
         """A training run in the directory, from where it is; `config` names its files relative to the directory."""
-        out, watcher = self.directory / name, _Training(name, self.tell)
-        train(config, out, base=self.directory, resume=out.exists(), watcher=watcher, teacher=teacher)
+        out, reporter = self.directory / name, _Training(name, self.tell)
+        train(config, out, base=self.directory, resume=out.exists(), reporter=reporter, teacher=teacher)
         return out
 
     def find(self, name: str) -> Path | None:

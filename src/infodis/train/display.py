@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from infodis.train.loop import Progress, Validation, Watcher
+from infodis.train.records import Progress, Reporter, Validation
 
 
 @contextlib.contextmanager
-def watching(console: Console) -> Iterator[Watcher]:
-    """A watcher that fits the console."""
+def console_reporter(console: Console) -> Iterator[Reporter]:
+    """A reporter that fits the console."""
     if not console.is_terminal:
-        yield _Lines(console)
+        yield _LineReporter(console)
         return
     columns = (
         BarColumn(),
@@ -25,7 +25,7 @@ def watching(console: Console) -> Iterator[Watcher]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console) as bar:
-        yield _Bar(bar)
+        yield _BarReporter(bar)
 
 
 def _numbers(report: Progress) -> str:
@@ -39,7 +39,7 @@ def _validated(report: Validation) -> str:
     return f"step {report.step}: validation {report.quantity} {value}{note}"
 
 
-class _Lines:
+class _LineReporter:
     def __init__(self, console: Console) -> None:
         self._console = console
 
@@ -54,7 +54,7 @@ class _Lines:
         self._console.print(text, soft_wrap=True)
 
 
-class _Bar(_Lines):
+class _BarReporter(_LineReporter):
     def __init__(self, bar: Bar) -> None:
         super().__init__(bar.console)
         self._bar, self._task = bar, bar.add_task("", total=None)
