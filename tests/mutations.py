@@ -802,7 +802,7 @@ MUTATIONS = (
     Mutation(
         "time-cut",
         "the integral goes up to infinite noise",
-        "noise/quadrature.py",
+        "noise/schedule.py",
         "last = 1.0 if math.isinf(until)",
         "last = 0.9 if math.isinf(until)",
         ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),

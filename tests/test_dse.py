@@ -12,7 +12,7 @@ from infodis.design import Enumerate
 from infodis.errors import InputError, PredictorError
 from infodis.noise.dse import NoisyOracle, from_denoiser, from_network, from_predictor, mdce, mdse
 from infodis.noise.process import Absorbing, Uniform, mixture
-from infodis.noise.quadrature import half_line
+from infodis.noise.schedule import half_line
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
 from infodis.rng import stream, uniforms
 from infodis.train.losses import scores_from_predictor

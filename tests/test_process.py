@@ -29,7 +29,7 @@ def test_kernel_against_matrix_exponential(process, total):
     assert torch.allclose(process.kernel(total), exact, atol=1e-12)
     states = torch.arange(process.states).unsqueeze(0)
     noise = torch.tensor([total]).double()
-    assert torch.allclose(process.came_from(states, noise)[0], exact[: process.vocab_size].T, atol=1e-12)
+    assert torch.allclose(process.likelihood(states, noise)[0], exact[: process.vocab_size].T, atol=1e-12)
 
 
 @names

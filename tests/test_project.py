@@ -42,7 +42,7 @@ LAYERS = {
     ],
     "figures": [{"figure"}, {"charts"}, {"results"}],
     "apps/report": [{"values"}, {"page", "scores"}],
-    "noise": [{"process", "schedule", "quadrature"}, {"gaussian", "dse"}],
+    "noise": [{"process", "schedule"}, {"gaussian", "dse"}],
     "models": [
         {"tokenizers", "nets", "chat"},
         {"options", "text_files", "checkpoint"},

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from infodis.design import ranks
 from infodis.device import device_of
 from infodis.errors import InputError, PredictorError
 from infodis.noise.process import ScoreFunction
@@ -50,7 +51,7 @@ class OneByOne(Sampler):
     """One position at a time, in random order. Exact; as many calls as there are positions."""
 
     def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
-        return _lowest(torch.where(masked, keys, 2.0), 1) & masked
+        return masked & (ranks(torch.where(masked, keys, 2.0)) < 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ class MostConfident(Sampler):
             raise InputError(f"MostConfident reveals at least one position at once, got {self.at_once}.")
 
     def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
-        return _lowest(torch.where(masked, -confidence, 2.0), self.at_once) & masked
+        return masked & (ranks(torch.where(masked, -confidence, 2.0)) < self.at_once)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +130,6 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
 }
 
 
-def _lowest(values: Numbers, count: int) -> Masks:
-    count = min(count, values.shape[1])
-    chosen = values.topk(count, dim=-1, largest=False).indices
-    return torch.zeros(values.shape, dtype=torch.bool).scatter(1, chosen, True)
-
-
 @torch.no_grad()
 def sample(
     predictor: Predictor,
@@ -173,8 +168,8 @@ def sample(
     return torch.cat(parts) if parts else whole.clone()
 
 
-class Draws:
-    """Random numbers for a batch of rows, each from a stream of its own."""
+class RowStreams:
+    """Uniform numbers for a batch of rows, each from a stream of its own."""
 
     def __init__(self, seed: int, rows: range, stage: int) -> None:
         self._streams = [stream(seed, "sample", row, stage) for row in rows]
@@ -185,7 +180,7 @@ class Draws:
 
 def _fill(predictor: Predictor, tokens: Tokens, sampler: Sampler, seed: int, rows: range) -> Tokens:
     for number, (stage, part) in enumerate(sampler.stages(tokens == predictor.mask_token)):
-        draws = Draws(seed, rows, number)  # anew: how long a stage takes depends on other rows
+        draws = RowStreams(seed, rows, number)  # anew: how long a stage takes depends on other rows
         step, left = 0, part
         while bool(left.any()):
             keys, choice = draws(2, tokens.shape[1]).unbind(1)
@@ -262,13 +257,13 @@ def sample_uniform(
     parts = []
     for start in range(0, rows, batch_size):
         part = slice(start, start + batch_size)
-        draws = Draws(seed, range(rows)[part], 0)
+        draws = RowStreams(seed, range(rows)[part], 0)
         parts.append(_walk_back(scores, held[part], value[part], vocab_size, reverse, draws))
     return torch.cat(parts)
 
 
 def _walk_back(
-    scores: ScoreFunction, held: Masks, value: Tokens, vocab_size: int, reverse: ReverseStep, draws: Draws
+    scores: ScoreFunction, held: Masks, value: Tokens, vocab_size: int, reverse: ReverseStep, draws: RowStreams
 ) -> Tokens:
     (rows, length), device = held.shape, device_of(scores)
     tokens = (vocab_size * draws(length)).long()

@@ -20,8 +20,7 @@ from infodis.errors import InputError, PredictorError
 from infodis.evaluate import ItemBatch, run
 from infodis.item import Item, Positions
 from infodis.noise.process import Absorbing, Process, ScoreFunction, score_entropy
-from infodis.noise.quadrature import half_line
-from infodis.noise.schedule import log_expm1
+from infodis.noise.schedule import half_line, log_expm1
 from infodis.oracle import Oracle
 from infodis.predictor import Predictor
 from infodis.result import Estimate, standard_error
@@ -39,7 +38,7 @@ BATCH = 256
 
 
 @runtime_checkable
-class Score(Protocol):
+class ConditionalScore(Protocol):
     """Log p_t(y) / p_t(x) for every position and state y that differs there; the other positions are clean."""
 
     def __call__(self, noised: States, total: Totals, where: Noised) -> Float[Tensor, "rows length states"]: ...
@@ -82,23 +81,23 @@ class NoisyOracle:
     def _evidence(self, noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length vocab"]:
         vocabulary = torch.arange(self.oracle.vocab_size)
         clean = (noised.unsqueeze(-1) == vocabulary) | (noised.unsqueeze(-1) >= self.oracle.vocab_size)  # or masked
-        return torch.where(where[:, None], self.process.came_from(noised, total), clean.double())
+        return torch.where(where[:, None], self.process.likelihood(noised, total), clean.double())
 
 
-def from_denoiser(denoiser: Denoiser, process: Process) -> Score:
+def from_denoiser(denoiser: Denoiser, process: Process) -> ConditionalScore:
     """Scores from p(x_0^i | x_t): the mean of p_t(y | x_0^i) / p_t(x | x_0^i) over it [eq:score-denoiser]."""
 
     def score(noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length states"]:
         posterior = denoiser(noised, total, where).cpu().double().exp()
-        evidence = process.came_from(noised, total)
+        evidence = process.likelihood(noised, total)
         weight = torch.where(evidence > 0, posterior / evidence, 0.0)  # no mass where the noised token cannot come from
         clean = torch.arange(process.vocab_size).expand(len(noised), -1)
-        return torch.bmm(weight, process.becomes(clean, total)).log()
+        return torch.bmm(weight, process.transition(clean, total)).log()
 
     return score
 
 
-def from_predictor(predictor: Predictor) -> Score:
+def from_predictor(predictor: Predictor) -> ConditionalScore:
     """Scores of masking from a masked predictor, by way of its level; `dse_nll` is then the predictor's `nll`."""
 
     def score(noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length states"]:
@@ -110,7 +109,7 @@ def from_predictor(predictor: Predictor) -> Score:
     return score
 
 
-def from_network(network: ScoreFunction) -> Score:
+def from_network(network: ScoreFunction) -> ConditionalScore:
     """A trained score network, like SEDD. Given a context it is exact for masking only: it takes all for noised."""
 
     def score(noised: States, total: Totals, where: Noised) -> Float[Tensor, "rows length states"]:
@@ -121,7 +120,7 @@ def from_network(network: ScoreFunction) -> Score:
 
 
 def dse_nll(
-    score: Score,
+    score: ConditionalScore,
     tokens: Iterable[int] | Tensor,
     *,
     process: Process,
@@ -175,7 +174,7 @@ def dse_nll(
 
 
 def mdse(
-    score: Score,
+    score: ConditionalScore,
     tokens: Iterable[int] | Tensor,
     total: float,
     *,
@@ -274,7 +273,7 @@ def _draws(
     if replicates == 1 or (replicates is None and process.states**size * nodes <= evaluations):
         every = torch.cartesian_prod(*[torch.arange(process.states)] * size).view(-1, size)
         states, node = every.repeat(nodes, 1), torch.arange(nodes).repeat_interleave(len(every))
-        kernel = process.becomes(_base(item, process, len(states))[:, item.target], points[node])
+        kernel = process.transition(_base(item, process, len(states))[:, item.target], points[node])
         share = kernel.gather(-1, states.unsqueeze(-1)).squeeze(-1).prod(-1)
         possible = share > 0
         states, node, share = states[possible], node[possible], share[possible]
@@ -286,13 +285,13 @@ def _draws(
             f"evaluations={2 * nodes} or more, or for fewer nodes."
         )
     node, replicate = torch.arange(nodes).repeat(count), torch.arange(count).repeat_interleave(nodes)
-    numbers = torch.cat([_spread(nodes, size, stream(seed, item.key, "dse", n)) for n in range(count)])
+    numbers = torch.cat([_stratified(nodes, size, stream(seed, item.key, "dse", n)) for n in range(count)])
     clean = _base(item, process, count * nodes)[:, item.target]
     states = process.draw(clean, points[node], numbers=numbers)
     return _Draws(_placed(item, process, states), node, torch.ones(len(node)).double(), replicate, count)
 
 
-def _spread(nodes: int, size: int, generator: torch.Generator) -> Float64[Tensor, "nodes target"]:
+def _stratified(nodes: int, size: int, generator: torch.Generator) -> Float64[Tensor, "nodes target"]:
     """Uniform numbers; those of one position lie in different strata at different nodes, so that they balance."""
     stratum = uniforms(nodes, size, generator=generator).argsort(0)
     return (stratum + uniforms(nodes, size, generator=generator)) / nodes
@@ -311,7 +310,12 @@ def _placed(item: Item, process: Process, states: Int[Tensor, "rows target"]) ->
 
 @torch.no_grad()
 def _entropies(
-    score: Score, item: Item, process: Process, draws: _Draws, points: Float64[Tensor, " nodes"], batch_size: int
+    score: ConditionalScore,
+    item: Item,
+    process: Process,
+    draws: _Draws,
+    points: Float64[Tensor, " nodes"],
+    batch_size: int,
 ) -> Float64[Tensor, "rows length"]:
     """The score entropy at the target positions of every draw, zero elsewhere."""
     where = torch.zeros(item.length, dtype=torch.bool)
@@ -337,7 +341,7 @@ def _surplus(
     where = torch.zeros(item.length, dtype=torch.bool)
     where[item.target] = True
     total, noised = points[draws.node], draws.noised
-    kernel = process.becomes(_base(item, process, len(noised))[:, where], total)
+    kernel = process.transition(_base(item, process, len(noised))[:, where], total)
     joint = kernel.gather(-1, noised[:, where].unsqueeze(-1)).squeeze(-1).log().sum(-1)
     surplus = joint - score.log_prob(noised, total, where)
     return surplus.unsqueeze(-1) * where / where.sum()
@@ -345,7 +349,7 @@ def _surplus(
 
 def _stationary_kl(item: Item, process: Process, until: float) -> Float64[Tensor, " length"]:
     """KL(p_T(. | x_0) || stationary) of every target token."""
-    kernel = process.becomes(item.tokens.unsqueeze(0), torch.tensor([until], dtype=torch.float64))[0]
+    kernel = process.transition(item.tokens.unsqueeze(0), torch.tensor([until], dtype=torch.float64))[0]
     parts = torch.where(kernel > 0, kernel * (kernel / process.stationary()).log(), 0.0).sum(-1)
     found = torch.zeros(item.length, dtype=torch.float64)
     found[item.target] = parts[item.target]

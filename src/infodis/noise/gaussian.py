@@ -18,7 +18,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from infodis.errors import InputError, PredictorError
-from infodis.noise.quadrature import half_line
+from infodis.noise.schedule import half_line
 from infodis.result import Replicated
 from infodis.rng import check_seed, stream, uniforms
 

@@ -54,12 +54,12 @@ class Process(abc.ABC):
         """What every token is distributed as in the end."""
 
     @abc.abstractmethod
-    def becomes(self, tokens: States, total: Totals) -> PerState:
-        """p_t(y | x): what every token turns into."""
+    def transition(self, tokens: States, total: Totals) -> PerState:
+        """p_t(y | x) for every state y: what a token turns into."""
 
     @abc.abstractmethod
-    def came_from(self, noised: States, total: Totals) -> PerToken:
-        """p_t(y | x) for every clean x: the evidence that a noised token y is."""
+    def likelihood(self, noised: States, total: Totals) -> PerToken:
+        """p_t(y | x) for every clean x, given what was observed: the noised token y."""
 
     @abc.abstractmethod
     def rates_into(self, noised: States) -> PerState:
@@ -68,11 +68,11 @@ class Process(abc.ABC):
     def kernel(self, total: float) -> Matrix:
         """p_t(y | x) in row x, column y."""
         every = torch.arange(self.states).unsqueeze(0)
-        return self.becomes(every, torch.tensor([total], dtype=torch.float64))[0]
+        return self.transition(every, torch.tensor([total], dtype=torch.float64))[0]
 
     def draw(self, tokens: States, total: Totals, *, numbers: Float64[Tensor, "rows length"]) -> States:
         """Noise every token, by inverting its distribution at a uniform number."""
-        cumulative = self.becomes(tokens, total).cumsum(-1)
+        cumulative = self.transition(tokens, total).cumsum(-1)
         drawn = (cumulative <= numbers.unsqueeze(-1) * cumulative[..., -1:]).sum(-1)
         return drawn.clamp(max=self.states - 1)
 
@@ -121,12 +121,12 @@ class Absorbing(Process):
     def stationary(self) -> Float64[Tensor, " states"]:
         return _one_hot(torch.tensor(self.vocab_size), self.states)
 
-    def becomes(self, tokens: States, total: Totals) -> PerState:
+    def transition(self, tokens: States, total: Totals) -> PerState:
         stays = torch.exp(-total)[:, None, None] * _one_hot(tokens, self.states)
         stays[..., -1] += -torch.expm1(-total).unsqueeze(-1)
         return torch.where((tokens == self.vocab_size).unsqueeze(-1), _one_hot(tokens, self.states), stays)
 
-    def came_from(self, noised: States, total: Totals) -> PerToken:
+    def likelihood(self, noised: States, total: Totals) -> PerToken:
         stays = torch.exp(-total)[:, None, None] * _one_hot(noised, self.states)[..., :-1]
         hit = -torch.expm1(-total)[:, None, None].expand_as(stays)
         return torch.where((noised == self.vocab_size).unsqueeze(-1), hit, stays)
@@ -157,12 +157,12 @@ class Uniform(Process):
     def stationary(self) -> Float64[Tensor, " states"]:
         return torch.full((self.states,), 1 / self.states, dtype=torch.float64)
 
-    def becomes(self, tokens: States, total: Totals) -> PerState:
+    def transition(self, tokens: States, total: Totals) -> PerState:
         moved = (-torch.expm1(-total) / self.states)[:, None, None]
         return moved + torch.exp(-total)[:, None, None] * _one_hot(tokens, self.states)
 
-    def came_from(self, noised: States, total: Totals) -> PerToken:
-        return self.becomes(noised, total)  # the kernel is symmetric
+    def likelihood(self, noised: States, total: Totals) -> PerToken:
+        return self.transition(noised, total)  # the kernel is symmetric
 
     def rates_into(self, noised: States) -> PerState:
         return (1 - _one_hot(noised, self.states)) / self.states
@@ -202,10 +202,10 @@ class General(Process):
         found = vectors[-1].abs()
         return found / found.sum()
 
-    def becomes(self, tokens: States, total: Totals) -> PerState:
+    def transition(self, tokens: States, total: Totals) -> PerState:
         return _rows(self._kernels(total), tokens)
 
-    def came_from(self, noised: States, total: Totals) -> PerToken:
+    def likelihood(self, noised: States, total: Totals) -> PerToken:
         return _rows(self._kernels(total).transpose(1, 2), noised)[..., : self.vocab_size]
 
     def rates_into(self, noised: States) -> PerState:
@@ -241,7 +241,7 @@ def score_entropy(
     r_y = p_t(y | x_0) / p_t(x | x_0). Its mean over x_t is minus the slope of KL(p_t(. | x_0) || p_t) [eq:mdse].
     """
     rates = process.rates_into(noised)
-    kernel = process.becomes(clean, total)
+    kernel = process.transition(clean, total)
     ratio = kernel / kernel.gather(-1, noised.unsqueeze(-1))
     log_scores = log_scores.double()
     linear = torch.where(rates > 0, log_scores.exp() - ratio, 0.0)

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from infodis.design import ranks
 from infodis.errors import InputError
 from infodis.estimate import CHUNK, WINDOW, Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
@@ -336,7 +337,7 @@ def _draw_masks(
 ) -> Bool[Tensor, "pairs target"]:
     """Uniform masks of given sizes that hold given pairs."""
     keys = uniforms(len(pair), length, generator=generator).scatter(1, pair, -1.0)
-    return keys.argsort(1).argsort(1) < size.unsqueeze(1)
+    return ranks(keys) < size.unsqueeze(1)
 
 
 def span_of(low: int, high: int) -> str:

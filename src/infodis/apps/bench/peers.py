@@ -7,7 +7,7 @@ import dataclasses
 
 import torch
 
-from infodis.design import Keys, Layout, Levels, MaskDesign, TimeFree, WeightedMasks
+from infodis.design import Keys, Layout, Levels, MaskDesign, TimeFree, WeightedMasks, lowest
 from infodis.errors import InputError
 
 
@@ -47,5 +47,5 @@ class LladaSampler(MaskDesign):
         start = 1 + (levels[..., :1] * length).long()
         spread = torch.round(start + torch.arange(rows) * (length / rows)).long()
         sizes = (spread - 1) % length + 1
-        masked = keys.argsort(-1).argsort(-1) < sizes.unsqueeze(-1)
+        masked = lowest(keys, sizes)
         return masked, masked * (length / (rows * sizes.double())).unsqueeze(-1)

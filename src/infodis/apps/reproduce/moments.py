@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
-from infodis.design import MaskDesign, StratifiedCount, TimeFree, TimeIntegral, UniformCount
+from infodis.design import MaskDesign, StratifiedCount, TimeFree, TimeIntegral, UniformCount, ranks
 from infodis.errors import InputError
 from infodis.evaluate import ItemBatch, run
 from infodis.item import Item
@@ -105,7 +105,7 @@ def _popcount(count: int) -> Tensor:
 
 
 def _random_masks(sizes: Tensor, length: int, *, generator: torch.Generator) -> Bool[Tensor, "rows length"]:
-    return uniforms(len(sizes), length, generator=generator).argsort(-1).argsort(-1) < sizes.unsqueeze(-1)
+    return ranks(uniforms(len(sizes), length, generator=generator)) < sizes.unsqueeze(-1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -57,7 +57,7 @@ class Network(nn.Module):
     def surprisal(self, tokens: Tokens, masked: Places) -> Float[Tensor, "rows length"]:
         """-log p of the masked tokens, with gradients. The last layer runs at masked positions only."""
         found = F.cross_entropy(self._logits_at(tokens, masked), tokens[masked], reduction="none")
-        return _spread(found, masked)
+        return _scatter(found, masked)
 
     def cross_entropy(
         self, tokens: Tokens, masked: Places, wanted: Float[Tensor, "places vocab"]
@@ -65,7 +65,7 @@ class Network(nn.Module):
         """The mean of -log p over tokens that are distributed as `wanted` at masked positions, with gradients."""
         found = F.log_softmax(self._logits_at(tokens, masked), dim=-1)
         terms = wanted * found.where(wanted > 0, 0.0)  # what never happens costs nothing, even where log p is -inf
-        return _spread(-terms.sum(-1), masked)
+        return _scatter(-terms.sum(-1), masked)
 
     def _logits_at(self, tokens: Tokens, masked: Places) -> Float[Tensor, "places vocab"]:
         return self.logits(self.features(torch.where(masked, self.mask_token, tokens), at=masked)).float()
@@ -99,7 +99,7 @@ class Network(nn.Module):
         return total - own
 
 
-def _spread(found: Float[Tensor, " places"], masked: Places) -> Float[Tensor, "rows length"]:
+def _scatter(found: Float[Tensor, " places"], masked: Places) -> Float[Tensor, "rows length"]:
     """One number for each masked position, 0 elsewhere."""
     return torch.zeros(masked.shape, dtype=found.dtype, device=found.device).index_put((masked,), found)
 
