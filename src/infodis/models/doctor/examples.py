@@ -59,7 +59,7 @@ class ModelUnderTest:
 
     def inside(self, row: Int[Tensor, "_"]) -> range:
         """Positions that may be hidden."""
-        first = self.model.network.unpredictable if self.model is not None else 0
+        first = self.model.network.first_predicted if self.model is not None else 0
         return range(max(self.head, first), len(row) - self.tail)
 
 
