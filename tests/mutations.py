@@ -751,6 +751,14 @@ MUTATIONS = (
         ("test_inputs.py::test_half_of_a_work_directory_is_made_again",),
     ),
     Mutation(
+        "commutators-added",
+        "the pilot of Auto sees that conditionals agree",
+        "auto.py",
+        "commutators = (between - between.transpose(1, 2))",
+        "commutators = (between + between.transpose(1, 2))",
+        ("test_estimate.py::test_auto_takes_orders_where_they_are_exact_and_tiles_where_not",),
+    ),
+    Mutation(
         "budget-left-over",
         "a small budget is spent in full",
         "design.py",
