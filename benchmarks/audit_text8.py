@@ -24,14 +24,11 @@ from pathlib import Path
 
 import torch
 
-from infodis.apps.audit.analysis import Audit, analyse
-from infodis.apps.audit.groups import Group
-from infodis.apps.audit.job import Examine
-from infodis.apps.audit.reporting import write_audit
-from infodis.apps.audit.scores import PRIMARY
+from infodis.apps.audit.analysis import Audit, analyse, task_named
+from infodis.apps.audit.measure import AuditJob
+from infodis.apps.audit.records import PRIMARY, Group
+from infodis.apps.audit.reporting import interval_text, p_text, write_audit
 from infodis.apps.audit.separation import separate
-from infodis.apps.audit.tasks import task_named
-from infodis.apps.audit.wording import interval_text, p_text
 from infodis.apps.reproduce.groups import (
     Cut,
     Row,
@@ -74,7 +71,7 @@ def examined(name: str, rows: list[Row], out: Path, evaluations: int) -> Group:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     if not source.exists() or source.read_text(encoding="utf-8") != text:
         source.write_text(text, encoding="utf-8")
-    job = Examine(ModelSpec("text8-tiny"), Request(evaluations=evaluations), Reading(), 0, None)
+    job = AuditJob(ModelSpec("text8-tiny"), Request(evaluations=evaluations), Reading(), 0, None)
     plan = Plan(
         out=out / f"{name}.jsonl",
         job=job,
@@ -126,7 +123,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     found = {name: examined(name, rows, given.out, given.evaluations) for name, rows in groups(given.data, given.rows)}
     pairs = [("text8", name) for name in found if name != "text8"] + [("human", "gpt")] * ("gpt" in found)
-    print("| group | against | rows | AUROC, nll per token | p | best score | characters counted |")
+    print("| group | against | rows | AUROC, nll per token | p | best score | character n-grams |")
     print("|---|---|---|---|---|---|---|")
     for one, other in pairs:
         audit = analyse(task_named("ood"), [found[one], found[other]])

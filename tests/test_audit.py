@@ -2,17 +2,19 @@
 
 import json
 import math
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from infodis.apps.audit.looking import QUARTERS, Subject, difference, look, mean_of
+from infodis.apps.audit.measure import QUARTERS, PromptedItem, difference, measure_rows
 from infodis.cli import app
 from infodis.item import Item
 from infodis.models.loading import load
 from infodis.oracle import MarkovChain, Table
+from infodis.result import Measured
 from infodis.rng import stream
 from infodis.train import train
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
@@ -22,20 +24,20 @@ OTHER = MarkovChain.random(order=1, vocab_size=4, temperature=0.2, seed=1)
 PROMPT = 4
 
 
-def subject(tokens: torch.Tensor) -> Subject:
+def subject(tokens: torch.Tensor) -> PromptedItem:
     item = Item.read(tokens, context=range(PROMPT))
-    return Subject(item, Item.read(tokens, target=range(PROMPT, len(tokens))))
+    return PromptedItem(item, Item.read(tokens, target=range(PROMPT, len(tokens))))
 
 
 def test_short_rows_are_exact():
     text = CHAIN.sample(1, length=PROMPT + 5, generator=stream(0, "short"))[0]
-    found = look(CHAIN, [subject(text)], reference=OTHER, evaluations=64)[0]
+    found = measure_rows(CHAIN, [subject(text)], reference=OTHER, evaluations=64)[0]
     given = -CHAIN.log_prob(text, context=range(PROMPT))
     alone = -CHAIN.log_prob(text, target=range(PROMPT, len(text)))
     other = -OTHER.log_prob(text, context=range(PROMPT))
-    assert mean_of(found.values) == (pytest.approx(given), 0.0)
-    assert difference(found.without, found.values) == (pytest.approx(alone - given), 0.0)
-    assert difference(found.values, found.reference) == (pytest.approx(given - other), 0.0)
+    assert astuple(Measured.mean(found.values)) == (pytest.approx(given), 0.0)
+    assert astuple(difference(found.without_prompt, found.values)) == (pytest.approx(alone - given), 0.0)
+    assert astuple(difference(found.values, found.under_reference)) == (pytest.approx(given - other), 0.0)
     assert found.stopped == "exact"
     assert found.evaluations == 3 * 31
 
@@ -43,22 +45,22 @@ def test_short_rows_are_exact():
 def test_differences_are_unbiased_and_sharper_than_their_sides():
     """Over 60 rows: z of the mean error at most 4 (one false alarm in 16,000), and coupling helps."""
     texts = CHAIN.sample(60, length=PROMPT + 12, generator=stream(0, "rows"))
-    found = look(CHAIN, [subject(text) for text in texts], evaluations=32)
-    gaps = [difference(one.without, one.values) for one in found]
+    found = measure_rows(CHAIN, [subject(text) for text in texts], evaluations=32)
+    gaps = [difference(one.without_prompt, one.values) for one in found]
     exact = [
         CHAIN.log_prob(text, context=range(PROMPT)) - CHAIN.log_prob(text, target=range(PROMPT, len(text)))
         for text in texts
     ]
-    wrong = torch.tensor([gap[0] for gap in gaps], dtype=torch.float64) - torch.tensor(exact, dtype=torch.float64)
+    wrong = torch.tensor([gap.value for gap in gaps], dtype=torch.float64) - torch.tensor(exact, dtype=torch.float64)
     assert abs(float(wrong.mean())) < 4 * float(wrong.std()) / math.sqrt(len(wrong))
-    errors = [mean_of(one.values)[1] for one in found]
-    assert sum(gap[1] for gap in gaps) < sum(errors)
+    errors = [Measured.mean(one.values).standard_error for one in found]
+    assert sum(gap.standard_error for gap in gaps) < sum(errors)
 
 
 def test_quarters_against_all_masks():
     """All masks are looked at: means over those of each share are what they are."""
     text = CHAIN.sample(1, length=PROMPT + 4, generator=stream(0, "quarters"))[0]
-    found = look(CHAIN, [subject(text)], evaluations=15)[0]
+    found = measure_rows(CHAIN, [subject(text)], evaluations=15)[0]
     item = Item.read(text, context=range(PROMPT))
     for size in range(1, QUARTERS + 1):
         means = []
@@ -68,34 +70,34 @@ def test_quarters_against_all_masks():
                 hidden[item.target] = mask
                 nats = CHAIN.surprisal(text.unsqueeze(0), hidden.unsqueeze(0))[0]
                 means.append(float(nats[hidden].mean()))
-        assert float(found.quarters[size - 1]) == pytest.approx(sum(means) / len(means), rel=1e-6)
+        assert float(found.nll_by_mask_rate[size - 1]) == pytest.approx(sum(means) / len(means), rel=1e-6)
 
 
-def test_votes_count_masks():
+def test_win_rates_count_masks():
     """A text of the chain is less surprising to it than to another under most masks, and to itself under half."""
     text = CHAIN.sample(1, length=PROMPT + 24, generator=stream(0, "votes"))[0]
-    assert look(CHAIN, [subject(text)], reference=CHAIN)[0].votes == 0.5
-    assert look(CHAIN, [subject(text)], reference=OTHER)[0].votes > 0.9
+    assert measure_rows(CHAIN, [subject(text)], reference=CHAIN)[0].win_rate == 0.5
+    assert measure_rows(CHAIN, [subject(text)], reference=OTHER)[0].win_rate > 0.9
 
 
 def test_impossible_rows_have_no_number():
     table = Table(torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]]), torch.tensor([0.5, 0.5]))
-    found = look(table, [subject_of([0, 0, 1, 1])])[0]
+    found = measure_rows(table, [subject_of([0, 0, 1, 1])])[0]
     assert found.impossible
-    assert mean_of(found.values) == (math.inf, 0.0)
-    assert difference(found.without, found.values) is None
+    assert Measured.mean(found.values) == Measured(math.inf, 0.0)
+    assert difference(found.without_prompt, found.values) is None
 
 
-def subject_of(tokens: list[int]) -> Subject:
-    return Subject(Item.read(tokens, context=[0]), Item.read(tokens, target=[1, 2, 3]))
+def subject_of(tokens: list[int]) -> PromptedItem:
+    return PromptedItem(Item.read(tokens, context=[0]), Item.read(tokens, target=[1, 2, 3]))
 
 
 def test_special_tokens_are_no_prompt():
     model = load("text8-tiny")
     row = model.read("some text")
-    assert Subject.of(model, Item(row.tokens, row.target, row.context)).bare is None
+    assert PromptedItem.of(model, Item(row.tokens, row.target, row.context)).without_prompt is None
     row = model.read("some text", prompt="a prompt and ")
-    bare = Subject.of(model, Item(row.tokens, row.target, row.context)).bare
+    bare = PromptedItem.of(model, Item(row.tokens, row.target, row.context)).without_prompt
     assert bare.context.numel() == len(model.around()[0]) + len(model.around()[1])
     assert torch.equal(bare.target, row.target)
 

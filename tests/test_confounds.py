@@ -16,14 +16,14 @@ from infodis.apps.audit.confounds import (
     Baseline,
     Confounds,
     Duplicates,
-    Text,
+    ScoredText,
+    assign_folds,
     check,
-    dealt,
+    count_duplicates,
     ngram_baseline,
     out_of_fold,
     related,
-    repeated,
-    thinned,
+    subsample,
 )
 from infodis.apps.audit.separation import Separation, auroc
 from infodis.errors import InputError
@@ -33,11 +33,11 @@ DICTIONARY = random.Random(0)
 WORDS = ["".join(DICTIONARY.choices("etaoinshrdlu", k=DICTIONARY.randint(2, 8))) for _ in range(400)]
 
 
-def text(source: random.Random, words: int = 30, prompt: str = "") -> Text:
-    return Text(prompt, " ".join(source.choices(WORDS, k=words)), words)
+def text(source: random.Random, words: int = 30, prompt: str = "") -> ScoredText:
+    return ScoredText(prompt, " ".join(source.choices(WORDS, k=words)), words)
 
 
-def texts(seed: int, rows: int, words: int = 30) -> list[Text]:
+def texts(seed: int, rows: int, words: int = 30) -> list[ScoredText]:
     source = random.Random(seed)
     return [text(source, words) for _ in range(rows)]
 
@@ -79,7 +79,7 @@ def anagram(source: random.Random, words: str) -> str:
 def test_order_of_letters_is_seen_by_runs_only():
     """The letters of every word in another order: runs of characters tell, single ones cannot."""
     source = random.Random(5)
-    a, b = texts(0, 100), [Text("", anagram(source, one.response), one.tokens) for one in texts(1, 100)]
+    a, b = texts(0, 100), [ScoredText("", anagram(source, one.response), one.tokens) for one in texts(1, 100)]
     single, runs = (ngram_baseline(a, b, longest=longest) for longest in (1, 3))
     assert single is not None
     assert runs is not None
@@ -131,7 +131,7 @@ def test_without_adjusting_for_many_features_alarms_are_many():
     assert alarms > 4
 
 
-def check_features(a: list[Text], b: list[Text], seed: int) -> list[float]:
+def check_features(a: list[ScoredText], b: list[ScoredText], seed: int) -> list[float]:
     """p-values of features that have little to do with each other, of rows that differ in all of them."""
     source = random.Random(seed)
     noisy = [[dataclasses.replace(one, response=one.response + noise(source)) for one in group] for group in (a, b)]
@@ -145,16 +145,16 @@ def noise(source: random.Random) -> str:
 
 
 def test_duplicates_are_counted_exactly():
-    a = [Text("p", "x"), Text("p", "y"), Text("q", "x"), Text("", ""), Text("", "")]
-    b = [Text("q", "x"), Text("r", "z"), Text("r", "z"), Text("r", "z")]
-    assert repeated(a, b) == Duplicates(1, 2, 1, 1, 2, 1)
-    same = [Text("go", str(n)) for n in range(4)]
-    assert repeated(same, same) == Duplicates(0, 0, 0, 0, 0, 4)  # one prompt for all is an instruction
+    a = [ScoredText("p", "x"), ScoredText("p", "y"), ScoredText("q", "x"), ScoredText("", ""), ScoredText("", "")]
+    b = [ScoredText("q", "x"), ScoredText("r", "z"), ScoredText("r", "z"), ScoredText("r", "z")]
+    assert count_duplicates(a, b) == Duplicates(1, 2, 1, 1, 2, 1)
+    same = [ScoredText("go", str(n)) for n in range(4)]
+    assert count_duplicates(same, same) == Duplicates(0, 0, 0, 0, 0, 4)  # one prompt for all is an instruction
 
 
 def test_duplicates_are_told():
     counts = Duplicates(30, 0, 5, 0, 20, 4)
-    chance = Baseline("characters counted", Interval(0.5, 0.4, 0.6), None, (0.0, 0.0))
+    chance = Baseline("character n-grams", Interval(0.5, 0.4, 0.6), None, (0.0, 0.0))
     found = Confounds(("A", "B"), (100, 100), (), chance, counts)
     told = found.findings(model(0.8))
     assert [one[:44] for one in told] == [
@@ -168,25 +168,27 @@ def test_duplicates_are_told():
 
 
 def test_relatives_are_found_by_way_of_others():
-    a = [Text("p", "x"), Text("q", "y"), Text("", "z")]
-    b = [Text("q", "x"), Text("", "w"), Text("", "")]
+    a = [ScoredText("p", "x"), ScoredText("q", "y"), ScoredText("", "z")]
+    b = [ScoredText("q", "x"), ScoredText("", "w"), ScoredText("", "")]
     groups = related(a, b)
     assert groups[0] == groups[1] == groups[3]
     assert len(set(groups)) == 4
-    assert len(set(related([Text("go", "x"), Text("go", "y")], [Text("go", "z")]))) == 3  # an instruction
+    assert (
+        len(set(related([ScoredText("go", "x"), ScoredText("go", "y")], [ScoredText("go", "z")]))) == 3
+    )  # an instruction
 
 
 def test_folds_keep_relatives_together_and_are_balanced():
     labels = [0] * 103 + [1] * 57
     groups = [n // 3 for n in range(160)]
-    fold = dealt(labels, groups, seed=0)
+    fold = assign_folds(labels, groups, seed=0)
     for group in set(groups):
         assert len({int(fold[n]) for n in range(160) if groups[n] == group}) == 1
     for label in (0, 1):
         counts = torch.bincount(fold[torch.tensor(labels) == label], minlength=FOLDS)
         assert int(counts.max() - counts.min()) <= 6
-    assert torch.equal(fold, dealt(labels, groups, seed=0))
-    assert not torch.equal(fold, dealt(labels, groups, seed=1))
+    assert torch.equal(fold, assign_folds(labels, groups, seed=0))
+    assert not torch.equal(fold, assign_folds(labels, groups, seed=1))
 
 
 def test_folds_do_not_leak():
@@ -206,7 +208,9 @@ def test_shared_prompts_do_not_leak():
     for seed in range(24):
         source = random.Random(seed)
         start = text(source, 20)
-        rows[seed % 2] += [Text(f"prompt {seed}", f"{start.response} {text(source, 3).response}") for _ in range(6)]
+        rows[seed % 2] += [
+            ScoredText(f"prompt {seed}", f"{start.response} {text(source, 3).response}") for _ in range(6)
+        ]
     found = ngram_baseline(*rows)
     assert found is not None
     assert found.auroc.low < 0.5
@@ -217,7 +221,7 @@ def test_shared_prompts_do_not_leak():
 def test_findings_are_silent_or_fitting():
     def found(value: float, half: float) -> Confounds:
         baseline = Baseline(
-            "characters counted", Interval(value, value - half, min(1.0, value + half)), None, (0.0, 0.0)
+            "character n-grams", Interval(value, value - half, min(1.0, value + half)), None, (0.0, 0.0)
         )
         return Confounds(("A", "B"), (100, 100), (), baseline, Duplicates(0, 0, 0, 0, 0, 0))
 
@@ -236,26 +240,26 @@ def test_findings_are_silent_or_fitting():
 
 
 def test_many_features_are_listed():
-    shouting = [Text("", f"{one.response.upper()}!! 123 é", 3 * (one.tokens or 0)) for one in texts(1, 40)]
+    shouting = [ScoredText("", f"{one.response.upper()}!! 123 é", 3 * (one.tokens or 0)) for one in texts(1, 40)]
     told = check(texts(0, 40), shouting).findings(model(0.9))
-    assert len(told) == 1 + confounds.TOLD + 1
+    assert len(told) == 1 + confounds.MOST_SENTENCES + 1
     assert told[-1].startswith("The groups also differ in ")
 
 
 def test_unknown_token_counts_and_few_rows():
-    a, b = ([Text("", one.response) for one in texts(seed, 8)] for seed in (0, 1))
+    a, b = ([ScoredText("", one.response) for one in texts(seed, 8)] for seed in (0, 1))
     found = check(a, b)
     assert not {"tokens", "tokens per byte"} & {one.score for one in found.features}
     assert found.ngrams is None
     assert found.findings(model(0.9))[-1].startswith("Whether characters alone tell B from A is not known")
     assert json.loads(json.dumps(dataclasses.asdict(found)))["rows"] == [8, 8]
-    assert check([Text("", ""), Text("", "")], [Text("", ""), Text("", "")]).features == ()
+    assert check([ScoredText("", ""), ScoredText("", "")], [ScoredText("", ""), ScoredText("", "")]).features == ()
     with pytest.raises(InputError, match="B has 1"):
         check(a, b[:1])
 
 
 def test_one_prompt_for_all():
-    a, b = ([Text("say", one.response) for one in texts(seed, 20)] for seed in (0, 1))
+    a, b = ([ScoredText("say", one.response) for one in texts(seed, 20)] for seed in (0, 1))
     found = check(a, b)
     assert found.ngrams is not None
     assert found.findings(model(0.9)) == []
@@ -268,7 +272,7 @@ def test_same_seed_same_numbers():
 
 def test_many_rows_are_thinned_evenly(monkeypatch):
     monkeypatch.setattr(confounds, "ROWS", 4)
-    assert [one.prompt for one in thinned([Text(str(n), "") for n in range(10)])] == ["0", "2", "5", "7"]
+    assert [one.prompt for one in subsample([ScoredText(str(n), "") for n in range(10)])] == ["0", "2", "5", "7"]
     assert INFLATION == 2.25
 
 

@@ -42,6 +42,7 @@ LAYERS = {
     ],
     "figures": [{"figure"}, {"charts"}, {"results"}],
     "apps/report": [{"values"}, {"page", "scores"}],
+    "apps/audit": [{"separation"}, {"confounds"}, {"records", "measure"}, {"analysis"}, {"reporting"}],
     "noise": [{"process", "schedule"}, {"gaussian", "dse"}],
     "models": [
         {"tokenizers", "nets", "chat"},

@@ -19,7 +19,7 @@ import pytest
 from infodis import figures
 from infodis.apps.report import page
 from infodis.apps.report.scores import score_report
-from infodis.apps.report.values import Column, Finding, Report, Row, Table, Threshold, Tokens
+from infodis.apps.report.values import Column, Report, ReportFinding, ReportRow, ReportTable, Threshold, Tokens
 from infodis.errors import InputError
 from infodis.figures import Figure
 from infodis.figures.charts import shared_bins
@@ -66,7 +66,7 @@ def data_of(reader):
 
 def row(n, group="A", value=1.0, pieces=("a", " b"), **more):
     tokens = Tokens(tuple(pieces), tuple(float(k) for k in range(len(pieces))))
-    return Row(
+    return ReportRow(
         **{
             "id": n,
             "group": group,
@@ -83,8 +83,8 @@ def two_groups():
     rows = (row(0, "A", 1 / 3), row(1, "B", 2.5), row(2, "B", math.nan), row(3, "C", math.inf))
     return Report(
         title="Two",
-        findings=(Finding("One."), Finding("Two.", warning=True)),
-        tables=(Table("Numbers", ("name", "x"), (("a", 0.12345678), ("b", None))),),
+        findings=(ReportFinding("One."), ReportFinding("Two.", warning=True)),
+        tables=(ReportTable("Numbers", ("name", "x"), (("a", 0.12345678), ("b", None))),),
         figures=(figures.histogram({"A": [1.0], "B": [2.0]}, axis="nats", threshold=1.5),),
         columns=COLUMNS,
         rows=rows,
@@ -115,10 +115,12 @@ def test_the_same_report_gives_the_same_bytes(tmp_path):
 
 
 def test_text_from_data_is_escaped():
-    rows = (Row(MARKUP, MARKUP, MARKUP, Tokens((MARKUP, "\u2028", "\ud800"), (1.0, 2.0, 3.0)), MARKUP, {MARKUP: 1.0}),)
+    rows = (
+        ReportRow(MARKUP, MARKUP, MARKUP, Tokens((MARKUP, "\u2028", "\ud800"), (1.0, 2.0, 3.0)), MARKUP, {MARKUP: 1.0}),
+    )
     report = Report(
-        *(MARKUP, MARKUP, (Finding(MARKUP), Finding(MARKUP + "\udfff", warning=True))),
-        tables=(Table(MARKUP, (MARKUP,), ((MARKUP,),), MARKUP),),
+        *(MARKUP, MARKUP, (ReportFinding(MARKUP), ReportFinding(MARKUP + "\udfff", warning=True))),
+        tables=(ReportTable(MARKUP, (MARKUP,), ((MARKUP,),), MARKUP),),
         figures=(figures.histogram({MARKUP: [1.0]}, axis=MARKUP, title=MARKUP, caption=MARKUP),),
         columns=(Column(MARKUP, MARKUP, MARKUP),),
         rows=rows,
@@ -234,7 +236,7 @@ def test_cells_and_prose():
     [
         (lambda: Tokens(("a",), (1.0, 2.0)), "lengths"),
         (lambda: Tokens(("a",), (1.0,), (1.0, 2.0)), "lengths"),
-        (lambda: Table("t", ("a",), (("x", "y"),)), "1 cells, got 2"),
+        (lambda: ReportTable("t", ("a",), (("x", "y"),)), "1 cells, got 2"),
         (lambda: Figure("../x", "t", "c", {}, ()), "file name"),
         (lambda: Report("t", columns=(Column("a", "b"), Column("a", "c"))), "'a' twice"),
         (lambda: Report("t", threshold=Threshold("x", "A", "B", above=True, start=0.0)), "columns"),

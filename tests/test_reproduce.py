@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from infodis.apps.report.values import Table as Shown
+from infodis.apps.report.values import ReportTable as Shown
 from infodis.apps.reproduce import dna, theory
 from infodis.apps.reproduce.catalog import EXPERIMENTS, experiments_named
 from infodis.apps.reproduce.dna import DnaConditional, DnaUnconditional, Fit, Match

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infodis.apps.audit.groups import Group, by_text
+from infodis.apps.audit.records import Group, by_text
 from infodis.apps.reproduce import audit_llada, ood
 from infodis.apps.reproduce.audit_llada import OWN, AuditLlada, Compared, Dataset, likelier, verdict_on, went_on
 from infodis.apps.reproduce.experiment import Bench, Experiment

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from infodis.apps.audit.job import Examine
+from infodis.apps.audit.measure import AuditJob
 from infodis.cli import app
 from infodis.control import Neighbours
 from infodis.design import Tiled
@@ -60,7 +60,7 @@ VALUES = [
     Choose(ONE),
     Rolling(ONE, Request()),
     Attribute(ONE),
-    Examine(ONE, reference=ONE),
+    AuditJob(ONE, reference=ONE),
     InputSpec("rows.jsonl", 16),
     DocumentsSpec(InputSpec("rows.jsonl", 16), Windows(8), None, load("dna-tiny")),
 ]
@@ -98,7 +98,7 @@ OTHER = {
     "Choose": {"seed": 1, "normalise": "token"},
     "Rolling": {"seed": 1},
     "Attribute": {"seed": 1},
-    "Examine": {"seed": 1},
+    "AuditJob": {"seed": 1},
     "InputSpec": {"shard_rows": 17, "limit": 3, "format": "text", "fields": {"text": "b"}},
     "Windows": {"length": 7, "stride": 3},
     "DocumentsSpec": {"windows": 3},

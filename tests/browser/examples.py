@@ -3,7 +3,7 @@
 import random
 
 from infodis import figures
-from infodis.apps.report.values import Column, Finding, Report, Row, Table, Threshold, Tokens
+from infodis.apps.report.values import Column, Report, ReportFinding, ReportRow, ReportTable, Threshold, Tokens
 from infodis.figures import Figure
 
 WORDS = ["the", "of", "and", "to", "in", "a", "is", "that", "was", "he", "for", "it", "with", "as", "his", "on", "be"]
@@ -33,7 +33,7 @@ def audit_rows(count, length, seed=0):
         errors = tuple(abs(source.gauss(0, 0.05)) + 0.01 for _ in chosen)
         value = None if n % 50 == 49 else source.gauss(mean, 0.3)
         values = {"nll": value, "error": 0.05 + n * 1e-5, "length": float(length)}
-        yield Row(n, group, f"prompt number {n}", Tokens(chosen, nats, errors), "".join(chosen), values)
+        yield ReportRow(n, group, f"prompt number {n}", Tokens(chosen, nats, errors), "".join(chosen), values)
 
 
 def audit(count=120, length=30):
@@ -52,8 +52,8 @@ def audit(count=120, length=30):
     return Report(
         title="B against A",
         about="Two groups.",
-        findings=(Finding("B costs 0.5 ± 0.04 nats more than A."), Finding("Few rows.", warning=True)),
-        tables=(Table("Separation", ("score", "AUROC"), (("nll", 0.8123), ("length", None))),),
+        findings=(ReportFinding("B costs 0.5 ± 0.04 nats more than A."), ReportFinding("Few rows.", warning=True)),
+        tables=(ReportTable("Separation", ("score", "AUROC"), (("nll", 0.8123), ("length", None))),),
         figures=drawn,
         columns=COLUMNS,
         rows=rows,
@@ -68,15 +68,15 @@ def hostile():
         (EVIL, "\u2028", "</script>", "\ud800", "\u202egnp", "", "\n", " x"), (1.0, 2.0, None, 0.0, -3.0, 1, 1, 1)
     )
     rows = (
-        Row(EVIL, EVIL, EVIL, tokens, "".join(tokens.pieces), {EVIL: 1.0, "__proto__": float("nan")}),
-        Row("plain", "other", "", None, EVIL, {EVIL: float("inf")}),
-        Row(3, None, "", Tokens((), (), None), "", {}),
+        ReportRow(EVIL, EVIL, EVIL, tokens, "".join(tokens.pieces), {EVIL: 1.0, "__proto__": float("nan")}),
+        ReportRow("plain", "other", "", None, EVIL, {EVIL: float("inf")}),
+        ReportRow(3, None, "", Tokens((), (), None), "", {}),
     )
     return Report(
         title=EVIL,
         about=EVIL,
-        findings=(Finding(EVIL), Finding(EVIL, warning=True)),
-        tables=(Table(EVIL, (EVIL, "number"), ((EVIL, float("nan")),), EVIL),),
+        findings=(ReportFinding(EVIL), ReportFinding(EVIL, warning=True)),
+        tables=(ReportTable(EVIL, (EVIL, "number"), ((EVIL, float("nan")),), EVIL),),
         figures=(
             figures.histogram({EVIL: [1.0, 2.0], "other": [float("inf")]}, axis=EVIL, title=EVIL, caption=EVIL),
             figures.bars({EVIL: (0.5, 0.4, 0.6)}, axis=EVIL, name="bars", title=EVIL, caption=EVIL),
@@ -90,8 +90,8 @@ def hostile():
 
 def odd():
     """Reports with hardly anything in them."""
-    row = Row("one", None, "", None, "a text without tokens", {"nll": 1.0})
-    lonely = Row(1, "A", "", Tokens(("x",), (1.0,)), "x", {"nll": None})
+    row = ReportRow("one", None, "", None, "a text without tokens", {"nll": 1.0})
+    lonely = ReportRow(1, "A", "", Tokens(("x",), (1.0,)), "x", {"nll": None})
     empty = Figure("empty", "Nothing", "", {"mark": "point", "encoding": {}}, ())
     return {
         "nothing": Report("Nothing"),

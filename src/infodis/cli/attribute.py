@@ -35,7 +35,7 @@ def attribute(
     ] = None,
     text: Annotated[str | None, typer.Option(help="A single text, instead of a file.")] = None,
     prompt: Annotated[str, typer.Option(help="What comes before --text.")] = "",
-    evaluations: Annotated[int, typer.Option(min=1, help="Forward rows for each row.")] = 1024,
+    evaluations: Annotated[int, typer.Option(min=1, help="Forward passes for each row.")] = 1024,
     seed: Seed = 0,
 ) -> None:
     """Per-token credits of a text given its prompt, and how much each prompt token helps each token of the text.
@@ -75,7 +75,7 @@ def attribute(
 def _table(found: dict[str, Any], input: str) -> Table:
     table = Table("quantity", "value", title=f"credits of {input}", show_header=False)
     table.add_row("rows", f"{found['rows']:,.0f}")
-    table.add_row("forward rows", f"{found['evaluations']:,.0f}")
+    table.add_row("forward passes", f"{found['evaluations']:,.0f}")
     if found.get("rejected"):
         table.add_row("rejected", f"{found['rejected']:,.0f}")
     return table
@@ -95,8 +95,8 @@ def _show(record: dict[str, Any]) -> None:
         tokens.add_row(_visible(piece), f"{nats:.3f}", f"{error:.3f}")
     console.print(tokens)
     if "influence" in record:
-        told = f"{record['explained']:.3f} ± {record['explained_error']:.3f}"
-        console.print(f"The prompt explains {told} nats of what the text would cost without it.")
+        explained = f"{record['explained']:.3f} ± {record['explained_error']:.3f}"
+        console.print(f"The prompt explains {explained} nats of what the text would cost without it.")
         console.print(_strongest(record, pieces))
 
 

@@ -16,8 +16,8 @@ from infodis.files import check_apart, check_own
 
 if TYPE_CHECKING:
     from infodis.apps.audit.analysis import Audit
-    from infodis.apps.audit.groups import Group
-    from infodis.apps.audit.job import Examine
+    from infodis.apps.audit.measure import AuditJob
+    from infodis.apps.audit.records import Group
     from infodis.jobs.inputs import InputSpec
 
 EVALUATIONS = 64
@@ -34,8 +34,8 @@ class DirectoryOptions(RunOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
-    """Rows to examine: a file, the field with their responses if it is not the usual one, and what they are called."""
+class GroupInput:
+    """Rows of a group: a file, the field with their responses if it is not the usual one, and what they are called."""
 
     label: str
     """Of its files in the directory."""
@@ -59,43 +59,44 @@ def audit(
     nonmembers: Annotated[str | None, typer.Option(help="Fresh rows of the same kind, known not to be.")] = None,
     names: Annotated[str | None, typer.Option(help="What the groups are called: human,gpt.")] = None,
     reference: Annotated[str | None, typer.Option(help="Another model, to compare with under shared masks.")] = None,
-    evaluations: Annotated[int, typer.Option(min=4, help="Masks of a row, in every circumstance.")] = EVALUATIONS,
+    evaluations: Annotated[
+        int, typer.Option(min=4, help="Masks of a row, given the prompt, without it and under the reference alike.")
+    ] = EVALUATIONS,
     seed: Seed = 0,
 ) -> None:
     """Does a model tell two groups of rows apart: in and out of its distribution, old and new, members and not?
 
     Every row is scored given its prompt, without it, and under a reference if there is one, all with shared masks.
     Then: AUROC, detection rates, effect size with intervals, a permutation p-value, pairs where prompts are shared;
-    and checks whether something trivial, such as length or capitals, tells the groups apart as well. Records and a
-    report to open in a browser land in --out; killed, the same command goes on.
+    and baselines without a model: does length, or do capitals, separate the groups as well? Records and a
+    report to open in a browser land in --out; after a kill, rerun the same command to resume.
 
     Examples:
     [bold]infodis audit human.jsonl generated.jsonl --model text8-tiny --out audit[/bold]
 
     [bold]infodis audit pairs.jsonl --responses y_human,y_llm --field prompt=x --names human,gpt --out audit[/bold]
 
-    [bold]infodis audit suspects.jsonl --task membership --members train.jsonl --nonmembers fresh.jsonl -o out[/bold]
+    [bold]infodis audit candidates.jsonl --task membership --members train.jsonl --nonmembers fresh.jsonl -o out[/bold]
     """
-    from infodis.apps.audit.extra import check_extra
-    from infodis.apps.audit.job import Examine
-    from infodis.apps.audit.tasks import task_named
+    from infodis.apps.audit.analysis import check_extra, task_named
+    from infodis.apps.audit.measure import AuditJob
     from infodis.estimate import Request
 
     check_extra()
     asked = task_named(task)
     sides = _sides(asked.name, [a, b], [members, nonmembers], responses, names, asked.groups)
     other = None if reference is None else models.spec(reference)
-    job = Examine(models.spec(), Request(evaluations=evaluations), reading.reading(), seed, other)
+    job = AuditJob(models.spec(), Request(evaluations=evaluations), reading.reading(), seed, other)
     if running.dry_run:
         for side in sides:
             console.print(dry_run(job, _cut(side, job, reading, running), running))
         return
     directory = _directory(running, [input_path(side.input) for side in sides])
     inputs = [side.input for side in sides]
-    groups = [_examined(side, job, reading, running, directory, reads=inputs) for side in sides]
+    groups = [_measured(side, job, reading, running, directory, reads=inputs) for side in sides]
     found = _analysed(asked.name, groups, by_id=responses is not None, seed=seed)
     _write(found, directory)
-    _tell(found, directory)
+    _print(found, directory)
     if any(group.rejected for group in groups):
         raise typer.Exit(REJECTED)
 
@@ -107,7 +108,7 @@ def _sides(
     responses: str | None,
     names: str | None,
     usual: tuple[str, str],
-) -> list[Side]:
+) -> list[GroupInput]:
     """The two groups, and behind them rows in question, if there are any."""
     given = [file for file in files if file is not None]
     called = _two(names, "--names") or list(usual)
@@ -118,15 +119,17 @@ def _sides(
             raise InputError(f"--responses names two fields of one file; {len(given)} files were given.")
         fields = _two(responses, "--responses")
         called = called if names else fields
-        return [Side(label, name, given[0], field) for label, name, field in zip("ab", called, fields, strict=True)]
+        return [
+            GroupInput(label, name, given[0], field) for label, name, field in zip("ab", called, fields, strict=True)
+        ]
     if len(given) != 2:
         raise InputError(
             f"Two groups are needed, {len(given)} files were given: infodis audit A B, or one file with --responses."
         )
-    return [Side(label, name, file) for label, name, file in zip("ab", called, given, strict=True)]
+    return [GroupInput(label, name, file) for label, name, file in zip("ab", called, given, strict=True)]
 
 
-def _known_sides(task: str, given: list[str], known: list[str | None], called: list[str]) -> list[Side]:
+def _known_sides(task: str, given: list[str], known: list[str | None], called: list[str]) -> list[GroupInput]:
     if task != "membership":
         raise InputError(f"--members and --nonmembers belong to --task membership; the task is {task}.")
     members, nonmembers = known
@@ -134,8 +137,8 @@ def _known_sides(task: str, given: list[str], known: list[str | None], called: l
         raise InputError("Membership needs both: --members, and --nonmembers of the same kind.")
     if len(given) > 1:
         raise InputError(f"With --members and --nonmembers there is at most one file in question, got {len(given)}.")
-    questioned = [Side("questioned", "in question", file) for file in given]
-    return [Side("a", called[0], members), Side("b", called[1], nonmembers), *questioned]
+    questioned = [GroupInput("questioned", "in question", file) for file in given]
+    return [GroupInput("a", called[0], members), GroupInput("b", called[1], nonmembers), *questioned]
 
 
 def _two(words: str | None, option: str) -> list[str]:
@@ -162,7 +165,7 @@ def _directory(running: RunOptions, reads: list[Path]) -> Path:
     return running.out
 
 
-def _cut(side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions) -> "InputSpec":
+def _cut(side: GroupInput, job: "AuditJob", reading: ReadingOptions, running: RunOptions) -> "InputSpec":
     rows = shard_rows(running.shard_rows, job.request.rows)
     found = reading.input(side.input, shard_rows=rows, limit=running.limit)
     return dataclasses.replace(
@@ -170,10 +173,16 @@ def _cut(side: Side, job: "Examine", reading: ReadingOptions, running: RunOption
     )
 
 
-def _examined(
-    side: Side, job: "Examine", reading: ReadingOptions, running: RunOptions, directory: Path, *, reads: list[str]
+def _measured(
+    side: GroupInput,
+    job: "AuditJob",
+    reading: ReadingOptions,
+    running: RunOptions,
+    directory: Path,
+    *,
+    reads: list[str],
 ) -> "Group":
-    from infodis.apps.audit.groups import Group
+    from infodis.apps.audit.records import Group
 
     out = directory / f"{side.label}.jsonl"
     progress_console.print(f"{side.name}: {side.input}", soft_wrap=True)
@@ -186,8 +195,7 @@ def _examined(
 
 
 def _analysed(task: str, groups: list["Group"], *, by_id: bool, seed: int) -> "Audit":
-    from infodis.apps.audit.analysis import analyse
-    from infodis.apps.audit.tasks import task_named
+    from infodis.apps.audit.analysis import analyse, task_named
 
     with progress_console.status("Resampling and checking for confounds"):
         return analyse(task_named(task), groups, same_rows=by_id, seed=seed)
@@ -200,13 +208,12 @@ def _write(found: "Audit", directory: Path) -> None:
     write_audit(found, directory, provenance([directory / "a.jsonl", directory / "b.jsonl"]))
 
 
-def _tell(found: "Audit", directory: Path) -> None:
-    from infodis.apps.audit.reporting import PAGE
-    from infodis.apps.audit.wording import findings, interval_text, p_text, percent
+def _print(found: "Audit", directory: Path) -> None:
+    from infodis.apps.audit.reporting import PAGE, findings, interval_text, p_text, percent
 
-    for sentence, warning in findings(found):
-        mark = ("!", "bold yellow") if warning else ("·", "bold green")
-        console.print(Text.assemble(mark, " ", sentence))
+    for finding in findings(found):
+        mark = ("!", "bold yellow") if finding.warning else ("·", "bold green")
+        console.print(Text.assemble(mark, " ", finding.text))
     rates = [f"TPR at {percent(rate)} FPR" for rate in found.main.tpr]
     title = f"{found.positive.name} against {found.negative.name}"
     table = Table("score", "AUROC", *rates, "effect size", "p", "adjusted p", title=title)
@@ -216,6 +223,6 @@ def _tell(found: "Audit", directory: Path) -> None:
         table.add_row(one.score, *numbers, p_text(one.p_value), p_text(adjusted))
     if found.confounds.ngrams is not None:
         table.add_section()
-        table.add_row("characters counted, no model", interval_text(found.confounds.ngrams.auroc))
+        table.add_row("character n-grams, no model", interval_text(found.confounds.ngrams.auroc))
     console.print(table)
     console.print(f"Report: {directory / PAGE}", soft_wrap=True)

@@ -53,7 +53,7 @@ def write_report(
 
 
 def check_page(out: Path, *, reads: Iterable[Path]) -> None:
-    """What stands in the way of a page is told before the work, not after it."""
+    """Raise an error before the work, not after it, if the page cannot be written."""
     from infodis.figures import load_vega
 
     check_places(out, reads=reads)
@@ -111,26 +111,26 @@ def provenance(results: Sequence[Path]) -> dict[str, Any]:
     """How records came about, as far as their manifests tell; what is alike for all of them, once."""
     from infodis.jobs.store import read_manifest
 
-    told = {}
+    known = {}
     for path in results:
         with contextlib.suppress(InputError):  # what lies there may be somebody else's
             if (manifest := read_manifest(path)) is not None:
-                told[path.stem] = _told(manifest)
-    common = dict.fromkeys(name for about in told.values() for name in about)
+                known[path.stem] = _settings_of(manifest)
+    common = dict.fromkeys(name for settings in known.values() for name in settings)
     found: dict[str, Any] = {}
     for name in common:
-        values = {which: about.get(name) for which, about in told.items()}
+        values = {which: settings.get(name) for which, settings in known.items()}
         alike = len({*map(str, values.values())}) == 1
         found[name] = next(iter(values.values())) if alike else values
     return {"infodis": __version__, **found}
 
 
-def _told(manifest: dict[str, Any]) -> dict[str, Any]:
+def _settings_of(manifest: dict[str, Any]) -> dict[str, Any]:
     command = shlex.join(["infodis", *map(str, manifest.get("command_line") or [])])
     return {
         "command": command,
         **{name: value for name, value in manifest.get("settings", {}).items() if name != "command"},
-        "forward rows": manifest.get("totals", {}).get("evaluations"),
+        "forward passes": manifest.get("totals", {}).get("evaluations"),
         "sha256 of records": manifest.get("sha256"),
         "python": manifest.get("python"),
     }

@@ -330,7 +330,7 @@ def grid(
     )
     tips = [_tip("row"), _tip("column"), {**_tip("value", "+.3f"), "title": quantity}, _tip("error", ".3f")]
     colour = {"color": _colour(signs, "sign"), "opacity": _strength(0.08, 0.75)}
-    text = {"type": "text", "style": "label", "lineBreak": "\n", "baseline": "middle"}
+    text: dict[str, Any] = {"type": "text", "style": "label", "lineBreak": "\n", "baseline": "middle"}
     text |= {"dy": {"expr": "-7 * (length(split(datum.label, '\\n')) - 1)"}}
     layers = [
         {"mark": "rect", "encoding": {**colour, "tooltip": tips}},
@@ -372,7 +372,10 @@ def grouped_bars(
 
     The bars begin at 1: what is below reaches to the left.
     """
-    data = [{"name": one, "kind": kind, "value": value, "label": label} for one, kind, value, label in bars]
+    data = [
+        {"name": one, "kind": kind, "value": value, "end": max(1.0, value), "label": label}
+        for one, kind, value, label in bars
+    ]
     ends = [1.0, *(value for _, _, value, _ in bars)]
     scale = {"type": "log", "domain": [min(ends) / 1.5, max(ends) * 6], "nice": False}  # room for the labels
     across = {**_quantity("value", axis), "scale": scale, "axis": {"grid": True, "format": "~g", "tickCount": 4}}
@@ -387,8 +390,6 @@ def grouped_bars(
     ]
     for layer in layers[:2]:
         layer["encoding"] |= {"y": names, "yOffset": inside, "tooltip": [_tip("name"), _tip("kind"), _tip("label")]}
-    for row in data:
-        row["end"] = max(1.0, row["value"])
     height = 14 * len(kinds) * len({row["name"] for row in data})
     return Figure(name, title, caption, {"width": 300, "height": height, "layer": layers}, tuple(data))
 

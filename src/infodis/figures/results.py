@@ -78,7 +78,7 @@ def _banded(places: Sequence[float], rate: "Rate") -> dict[str, list[Point]]:
     """The same line twice: with what texts and masks leave uncertain, and with what the masks alone do."""
     bits = (rate.value / math.log(2)).tolist()
     errors = {"texts and masks": rate.sampling_error, "masks alone": rate.monte_carlo_error}
-    found = {}
+    found: dict[str, list[Point]] = {}
     for name, error in errors.items():
         if error is not None:
             halves = (2 * error / math.log(2)).tolist()

@@ -1,6 +1,7 @@
 """From groups of records to numbers: separations by every score, confounds, p-values of single rows."""
 
 import dataclasses
+import importlib.util
 import math
 from collections.abc import Sequence
 
@@ -8,12 +9,10 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from infodis.apps.audit import confounds as trivial
+from infodis.apps.audit import confounds
 from infodis.apps.audit.confounds import Confounds
-from infodis.apps.audit.groups import Group, by_id, by_prompt, clusters
-from infodis.apps.audit.scores import PRIMARY, Score, available
+from infodis.apps.audit.records import PRIMARY, DetectionScore, Group, available, by_id, by_prompt, clusters
 from infodis.apps.audit.separation import RocCurve, Separation, conformal_p, holm, roc, separate
-from infodis.apps.audit.tasks import Task
 from infodis.errors import InputError
 
 LEVEL = 0.05
@@ -22,12 +21,66 @@ LEVEL = 0.05
 Values = Float64[Tensor, " rows"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A question about two groups. A row is flagged when its score, times `sign`, is high."""
+
+    name: str
+    title: str
+    groups: tuple[str, str]
+    """What A and B are called unless names are given."""
+    positive: int
+    """Which of them (0 or 1) is to be found: its rows are the positives."""
+    sign: int
+    """1 if these should be stranger to the model than the others, -1 if they should be less strange."""
+    question: str
+
+    def orient(self, score: float) -> float:
+        """High for rows of the group that is to be found."""
+        return self.sign * score
+
+
+TASKS = {
+    "ood": Task(
+        "ood",
+        "Out of distribution?",
+        ("in", "out"),
+        positive=1,
+        sign=1,
+        question="Does the model find the rows of {1} stranger than those of {0}?",
+    ),
+    "shift": Task(
+        "shift",
+        "Has the distribution shifted?",
+        ("before", "after"),
+        positive=1,
+        sign=1,
+        question="Do {0} and {1} look alike to the model?",
+    ),
+    "membership": Task(
+        "membership",
+        "Was it in the training data?",
+        ("members", "nonmembers"),
+        positive=0,
+        sign=-1,
+        question="Does the model find the rows of {0} more familiar than those of {1}?",
+    ),
+}
+
+
+def task_named(name: str) -> Task:
+    """The task that a word on the command line stands for."""
+    if name not in TASKS:
+        raise InputError(f"--task is one of {', '.join(TASKS)}; got {name!r}.")
+    return TASKS[name]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Suspects:
-    """Rows in question against known non-members."""
+class QuestionedRows:
+    """Rows whose membership is asked about, against known non-members."""
 
     group: Group
-    score: Score
+    score: DetectionScore
     p_values: Values
     """Of single rows: the chance that a non-member looks as familiar."""
     q_values: Values
@@ -36,7 +89,13 @@ class Suspects:
     """Of all of them together from the non-members."""
 
     @property
-    def clear(self) -> int:
+    def rows(self) -> list[tuple[int | str, float, float]]:
+        """Id, p-value and q-value of every row."""
+        ids = [record["id"] for record in self.group.records]
+        return list(zip(ids, self.p_values.tolist(), self.q_values.tolist(), strict=True))
+
+    @property
+    def called(self) -> int:
         """Rows that are called members with at most a share of `LEVEL` false discoveries."""
         return int((self.q_values <= LEVEL).sum())
 
@@ -48,7 +107,7 @@ class Audit:
     task: Task
     groups: tuple[Group, Group]
     paired: bool
-    scores: tuple[Score, ...]
+    scores: tuple[DetectionScore, ...]
     separations: tuple[Separation, ...]
     """One for each score, the primary one first."""
     adjusted: tuple[float, ...]
@@ -58,7 +117,7 @@ class Audit:
     confounds: Confounds
     noise: float
     """The share of the spread of the primary score within groups that comes from the masks drawn."""
-    suspects: Suspects | None = None
+    questioned: QuestionedRows | None = None
     seed: int = 0
 
     @property
@@ -68,11 +127,11 @@ class Audit:
     @property
     def positive(self) -> Group:
         """The group that is to be found."""
-        return self.groups[self.task.found]
+        return self.groups[self.task.positive]
 
     @property
     def negative(self) -> Group:
-        return self.groups[1 - self.task.found]
+        return self.groups[1 - self.task.positive]
 
 
 def analyse(task: Task, groups: Sequence[Group], *, same_rows: bool = False, seed: int = 0) -> Audit:
@@ -87,7 +146,7 @@ def analyse(task: Task, groups: Sequence[Group], *, same_rows: bool = False, see
     scores = tuple(available([group.records for group in (a, b, *more)]))
     if PRIMARY not in scores:
         raise InputError("Some rows have no nll per token: this is not what an audit writes.")
-    negative, positive = (a, b) if task.found == 1 else (b, a)
+    negative, positive = (a, b) if task.positive == 1 else (b, a)
     paired = matched is not None
     units = None if paired else clusters(negative, positive)
     sides = {score.name: [_values(task, score, group) for group in (negative, positive)] for score in scores}
@@ -96,27 +155,29 @@ def analyse(task: Task, groups: Sequence[Group], *, same_rows: bool = False, see
     )
     curve = roc(*sides[PRIMARY.name], paired=paired, clusters=units)
     names = negative.name, positive.name
-    checks = trivial.check(negative.texts(), positive.texts(), names=names, seed=seed)
-    suspects = _suspects(task, scores, more[0], b, seed=seed) if more else None
+    checks = confounds.check(negative.texts(), positive.texts(), names=names, seed=seed)
+    questioned = _questioned(task, scores, more[0], b, seed=seed) if more else None
     adjusted = tuple(holm([one.p_value for one in found]))
-    return Audit(task, (a, b), paired, scores, found, adjusted, curve, checks, noise_share((a, b)), suspects, seed)
+    return Audit(task, (a, b), paired, scores, found, adjusted, curve, checks, noise_share((a, b)), questioned, seed)
 
 
-def _values(task: Task, score: Score, group: Group) -> Values:
+def _values(task: Task, score: DetectionScore, group: Group) -> Values:
     """High for what is to be found."""
     found = [score.of(record) for record in group.records]
     return torch.tensor([task.orient(one) for one in found if one is not None], dtype=torch.float64)
 
 
-def _suspects(task: Task, scores: Sequence[Score], questioned: Group, fresh: Group, *, seed: int) -> Suspects:
+def _questioned(
+    task: Task, scores: Sequence[DetectionScore], rows: Group, nonmembers: Group, *, seed: int
+) -> QuestionedRows:
     """By the score beyond the reference if there is one: what is rare is then not taken for what is unknown."""
     score = next((one for one in scores if one.name == "beyond the reference"), PRIMARY)
     from scipy.stats import false_discovery_control
 
-    known, asked = _values(task, score, fresh), _values(task, score, questioned)
+    known, asked = _values(task, score, nonmembers), _values(task, score, rows)
     p_values = conformal_p(known, asked)
     q_values = torch.from_numpy(false_discovery_control(p_values.numpy()))  # valid for conformal p-values too
-    return Suspects(questioned, score, p_values, q_values, separate(known, asked, score=score.name, seed=seed))
+    return QuestionedRows(rows, score, p_values, q_values, separate(known, asked, score=score.name, seed=seed))
 
 
 def noise_share(groups: Sequence[Group]) -> float:
@@ -128,3 +189,9 @@ def noise_share(groups: Sequence[Group]) -> float:
         spread += float(values.var()) * (len(values) - 1)
         noise += math.fsum(errors) / len(errors) * (len(values) - 1)
     return min(1.0, noise / spread) if spread else 0.0
+
+
+def check_extra() -> None:
+    """What is missing is told before the work, not after it."""
+    if any(importlib.util.find_spec(name) is None for name in ("sklearn", "vl_convert", "jinja2")):
+        raise InputError("An audit needs scikit-learn, jinja2 and vl-convert-python: pip install 'infodis[audit]'.")

@@ -1,4 +1,4 @@
-"""Could something trivial tell the groups apart? Length, character classes, tokenisation, repeated texts, n-grams.
+"""Do baselines without a model separate the groups? Length, character classes, tokenisation, repeated texts, n-grams.
 
 A model that tells B from A need not have understood anything: if B is longer, or written in capitals, so does a ruler.
 Every check here looks at the response only, the text that the model scores, and never at the model.
@@ -31,22 +31,22 @@ intervals of one source leave out a half three times as often as they should (`t
 PERMUTATIONS = 999
 """Enough for an adjusted p-value of 0.01 with ten features."""
 FALSE_ALARMS = 0.05
-"""The chance that any feature is told although the groups have the same source."""
+"""The chance that any feature is reported although the groups have the same source."""
 NOTABLE = 0.1
 """|AUROC - 1/2| that is worth a sentence: below 0.6 a difference may be sure and still explain next to nothing."""
-PART = 0.5
+NOTABLE_PART = 0.5
 """... unless that is this much of the model's own: then it may explain much of what little there is."""
 REPEATED = 0.01
 """Share of repeated rows worth a sentence: fewer move an AUROC by less than 0.01."""
 CLOSE = 0.01
 """AUROCs that differ by less are called equal: they look so in print."""
-TOLD = 3
+MOST_SENTENCES = 3
 """Features that get a sentence each; the rest are listed."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Text:
-    """What a row says."""
+class ScoredText:
+    """A row's prompt and response."""
 
     prompt: str
     response: str
@@ -61,20 +61,20 @@ class Feature:
     name: str
     more: str
     """What is said of the group that has more of it."""
-    measure: Callable[[Text], float]
+    measure: Callable[[ScoredText], float]
     percent: bool = False
     needs_tokens: bool = False
 
 
-def _share(belongs: Callable[[str], bool]) -> Callable[[Text], float]:
-    def share(text: Text) -> float:
+def _share(belongs: Callable[[str], bool]) -> Callable[[ScoredText], float]:
+    def share(text: ScoredText) -> float:
         counts = collections.Counter(text.response)
         return sum(count for character, count in counts.items() if belongs(character)) / max(1, len(text.response))
 
     return share
 
 
-def _word_length(text: Text) -> float:
+def _word_length(text: ScoredText) -> float:
     words = text.response.split()
     return sum(map(len, words)) / max(1, len(words))
 
@@ -99,7 +99,7 @@ FEATURES = (
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """What a trivial score says about B against A."""
+    """How a score that needs no model separates B from A."""
 
     score: str
     auroc: Interval
@@ -137,12 +137,12 @@ class Confounds:
 
     def findings(self, model: Separation) -> list[str]:
         """What a reader must know before believing `model`, the most important first; often nothing."""
-        told = [self._classifier(model)] if self.ngrams is not None and _matters(self.ngrams.auroc, model) else []
+        first = [self._classifier(model)] if self.ngrams is not None and _matters(self.ngrams.auroc, model) else []
         unchecked = (
             f"Whether characters alone tell {self.names[1]} from {self.names[0]} is not known: a classifier needs at "
             f"least {UNRELATED} rows of each that share neither prompt nor response."
         )
-        return told + self._features(model) + self._repeated(model) + ([unchecked] if self.ngrams is None else [])
+        return first + self._features(model) + self._repeated(model) + ([unchecked] if self.ngrams is None else [])
 
     def clear(self) -> list[Baseline]:
         """Features that differ beyond chance (Holm over all of them), the strongest first."""
@@ -154,29 +154,29 @@ class Confounds:
         assert self.ngrams is not None
         a, b = self.names
         start = f"A classifier that only counts characters tells {b} from {a} with AUROC {self.ngrams.auroc}, "
-        return start + _beside(self.ngrams.auroc, model)
+        return start + _compared_with_model(self.ngrams.auroc, model)
 
     def _features(self, model: Separation) -> list[str]:
-        found = [one for one in self.clear() if _matters(_upright(one.auroc), model)]
-        told = [self._feature(one, model) for one in found[:TOLD]]
-        if rest := [f"{one.score} (AUROC {_upright(one.auroc).value:.2f})" for one in found[TOLD:]]:
-            told.append(f"The groups also differ in {', '.join(rest)}.")
-        return told
+        found = [one for one in self.clear() if _matters(_at_least_half(one.auroc), model)]
+        sentences = [self._feature(one, model) for one in found[:MOST_SENTENCES]]
+        if rest := [f"{one.score} (AUROC {_at_least_half(one.auroc).value:.2f})" for one in found[MOST_SENTENCES:]]:
+            sentences.append(f"The groups also differ in {', '.join(rest)}.")
+        return sentences
 
     def _feature(self, one: Baseline, model: Separation) -> str:
         feature = next(each for each in FEATURES if each.name == one.score)
         more = int(one.auroc.value >= 0.5)
         high, low = (_number(one.means[n], percent=feature.percent) for n in (more, 1 - more))
-        found = _upright(one.auroc)
+        found = _at_least_half(one.auroc)
         return (
             f"{self.names[more]} {feature.more}: {high} against {low} on average. This alone separates the groups with "
-            f"AUROC {found}, {_beside(found, model)}"
+            f"AUROC {found}, {_compared_with_model(found, model)}"
         )
 
     def _repeated(self, model: Separation) -> list[str]:
-        (a, b), rows, found, told = self.names, self.rows, self.duplicates, []
+        (a, b), rows, found, sentences = self.names, self.rows, self.duplicates, []
         if found.responses_across > REPEATED * rows[1]:
-            told.append(
+            sentences.append(
                 f"{found.responses_across:,} of {rows[1]:,} rows of {b} have a response that {a} has too: no score of "
                 "the response alone can tell these apart."
             )
@@ -186,16 +186,16 @@ class Confounds:
         ]
         if model.pairs is None and model.clusters is None:
             counts += [("prompt", a, rows[0], found.prompts_within_a), ("prompt", b, rows[1], found.prompts_within_b)]
-        told += [
+        sentences += [
             f"{count:,} of {size:,} rows of {name} repeat the {what} of an earlier row: there are fewer independent "
             "rows than it seems, and intervals that take all of them for independent are too narrow."
             for what, name, size, count in counts
             if count > REPEATED * size
         ]
-        return told
+        return sentences
 
 
-def _upright(found: Interval) -> Interval:
+def _at_least_half(found: Interval) -> Interval:
     """Counted from the group that has more, so that it is at least a half."""
     if found.value >= 0.5:
         return found
@@ -204,13 +204,13 @@ def _upright(found: Interval) -> Interval:
 
 def _matters(found: Interval, model: Separation) -> bool:
     """Whether a baseline, above a half if anything, separates clearly and enough to be worth a sentence."""
-    enough = min(NOTABLE, PART * abs(model.auroc.value - 0.5))
+    enough = min(NOTABLE, NOTABLE_PART * abs(model.auroc.value - 0.5))
     return found.low > 0.5 and found.value - 0.5 >= enough
 
 
-def _beside(found: Interval, model: Separation) -> str:
+def _compared_with_model(found: Interval, model: Separation) -> str:
     """The end of a sentence on a baseline: how it compares with the model."""
-    own = _upright(model.auroc)
+    own = _at_least_half(model.auroc)
     shown = f"{own.value:.2f}" + (", in reverse" if own != model.auroc else "")
     if stronger(own, found).low > 0:
         return f"the model with {shown}: part of what the model sees may be this."
@@ -227,19 +227,21 @@ def _number(value: float, *, percent: bool) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
-def check(a: Sequence[Text], b: Sequence[Text], *, names: tuple[str, str] = ("A", "B"), seed: int = 0) -> Confounds:
+def check(
+    a: Sequence[ScoredText], b: Sequence[ScoredText], *, names: tuple[str, str] = ("A", "B"), seed: int = 0
+) -> Confounds:
     """Look for what tells B from A without a model. AUROC above a half: more of it in B.
 
-    >>> quiet = [Text("", f"it is {n} o'clock") for n in range(20)]
-    >>> loud = [Text("", f"IT IS {n} O'CLOCK") for n in range(20)]
+    >>> quiet = [ScoredText("", f"it is {n} o'clock") for n in range(20)]
+    >>> loud = [ScoredText("", f"IT IS {n} O'CLOCK") for n in range(20)]
     >>> [one.score for one in check(quiet, loud).clear()]
     ['upper case']
     """
     for name, texts in zip(names, (a, b), strict=True):
         if len(texts) < 2:
             raise InputError(f"Each group needs at least two rows; {name} has {len(texts)}.")
-    duplicates, rows = repeated(a, b), (len(a), len(b))
-    a, b = thinned(a), thinned(b)
+    duplicates, rows = count_duplicates(a, b), (len(a), len(b))
+    a, b = subsample(a), subsample(b)
     groups = related(a, b)
     have_tokens = all(text.tokens is not None for text in (*a, *b))
     features = [feature for feature in FEATURES if have_tokens or not feature.needs_tokens]
@@ -248,13 +250,13 @@ def check(a: Sequence[Text], b: Sequence[Text], *, names: tuple[str, str] = ("A"
     return Confounds(names, rows, differing, ngram_baseline(a, b, seed=seed), duplicates)
 
 
-def thinned(texts: Sequence[Text]) -> list[Text]:
+def subsample(texts: Sequence[ScoredText]) -> list[ScoredText]:
     """At most `ROWS`, evenly spread; of two groups of equal size the same places, so that pairs stay together."""
     kept = min(ROWS, len(texts))
     return [texts[n * len(texts) // kept] for n in range(kept)]
 
 
-def repeated(a: Sequence[Text], b: Sequence[Text]) -> Duplicates:
+def count_duplicates(a: Sequence[ScoredText], b: Sequence[ScoredText]) -> Duplicates:
     """Count the rows that repeat, of all rows."""
     prompts = [text.prompt for text in a], [text.prompt for text in b]
     if len({*prompts[0], *prompts[1]}) == 1:
@@ -268,7 +270,7 @@ def _repeats(a: Sequence[str], b: Sequence[str]) -> tuple[int, int, int]:
     return len(a) - len(known), len(b) - len(set(b)), sum(text in known for text in b)
 
 
-def related(a: Sequence[Text], b: Sequence[Text]) -> list[int]:
+def related(a: Sequence[ScoredText], b: Sequence[ScoredText]) -> list[int]:
     """A number per row of A, then B: rows that share a response or a prompt have the same, also by way of others."""
     rows = [*a, *b]
     leader = list(range(len(rows)))
@@ -293,7 +295,7 @@ def _enough(groups: Sequence[int], size: int, least: int) -> bool:
 
 
 def _feature(
-    feature: Feature, a: Sequence[Text], b: Sequence[Text], groups: list[int], *, seed: int
+    feature: Feature, a: Sequence[ScoredText], b: Sequence[ScoredText], groups: list[int], *, seed: int
 ) -> Baseline | None:
     one, other = (torch.tensor([feature.measure(text) for text in texts], dtype=torch.float64) for texts in (a, b))
     if bool((torch.cat([one, other]) == one[0]).all()):
@@ -308,7 +310,9 @@ def _clusters(groups: list[int], size: int) -> tuple[list[int], list[int]] | Non
     return (groups[:size], groups[size:]) if _enough(groups, size, 2) else None
 
 
-def ngram_baseline(a: Sequence[Text], b: Sequence[Text], *, longest: int = 3, seed: int = 0) -> Baseline | None:
+def ngram_baseline(
+    a: Sequence[ScoredText], b: Sequence[ScoredText], *, longest: int = 3, seed: int = 0
+) -> Baseline | None:
     """A logistic regression on the characters of the response, and runs of up to `longest` of them, out of fold.
 
     Rows that share a prompt or a response are never split between training and test. If both groups have the same
@@ -321,11 +325,11 @@ def ngram_baseline(a: Sequence[Text], b: Sequence[Text], *, longest: int = 3, se
     scores = out_of_fold([*a, *b], labels, groups, longest=longest, seed=seed)
     one, other = scores[: len(a)], scores[len(a) :]
     found = auroc(one, other, clusters=_clusters(groups, len(a)), inflation=INFLATION)
-    return Baseline("characters counted", found, None, (float(one.mean()), float(other.mean())))
+    return Baseline("character n-grams", found, None, (float(one.mean()), float(other.mean())))
 
 
 def out_of_fold(
-    texts: Sequence[Text], labels: Sequence[int], groups: Sequence[int], *, longest: int = 3, seed: int = 0
+    texts: Sequence[ScoredText], labels: Sequence[int], groups: Sequence[int], *, longest: int = 3, seed: int = 0
 ) -> Float64[Tensor, " rows"]:
     """Log odds of label 1 for every row, from a classifier that has not seen its group."""
     try:
@@ -338,7 +342,7 @@ def out_of_fold(
         analyzer="char", ngram_range=(1, longest), lowercase=False, alternate_sign=False, n_features=2**16
     )
     rows = counts.transform([text.response[:CHARACTERS] for text in texts])
-    fold, known = dealt(labels, groups, seed=seed), torch.tensor(labels)
+    fold, known = assign_folds(labels, groups, seed=seed), torch.tensor(labels)
     found = torch.zeros(len(texts), dtype=torch.float64)
     for test in (fold == n for n in range(FOLDS)):
         model = LogisticRegression(C=10, class_weight="balanced", solver="liblinear", tol=1e-3, random_state=0)
@@ -347,7 +351,7 @@ def out_of_fold(
     return found
 
 
-def dealt(labels: Sequence[int], groups: Sequence[int], *, seed: int) -> Int[Tensor, " rows"]:
+def assign_folds(labels: Sequence[int], groups: Sequence[int], *, seed: int) -> Int[Tensor, " rows"]:
     """A fold for every row, the same for rows of a group. Large groups are dealt first, those of like labels in turn.
 
     As scikit-learn's StratifiedGroupKFold, whose time grows too fast with the number of groups.

@@ -1,4 +1,4 @@
-"""An audit as a report to open, and as files: statistics, figures, the page."""
+"""An audit in sentences, as a report to open, and as files: statistics, figures, the page."""
 
 import dataclasses
 import json
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from infodis import figures
-from infodis.apps.audit.analysis import Audit, Suspects, Values
-from infodis.apps.audit.groups import Group
-from infodis.apps.audit.scores import PRIMARY, Record
-from infodis.apps.audit.wording import findings, p_text, percent
+from infodis.apps.audit.analysis import LEVEL, Audit, QuestionedRows
+from infodis.apps.audit.records import PRIMARY, Group, Record
+from infodis.apps.audit.separation import PairedDifferences
 from infodis.apps.report.page import write
 from infodis.apps.report.scores import tokens_of
-from infodis.apps.report.values import Column, Finding, Report, Row, Table, Threshold
+from infodis.apps.report.values import Column, Report, ReportFinding, ReportRow, ReportTable, Threshold
 from infodis.figures import Figure
 from infodis.files import result_text
+from infodis.result import Interval, Measured
 
 STATISTICS, FIGURES, PAGE = "audit.json", "figures", "report.html"
 """What an audit writes beside its records."""
@@ -26,11 +26,13 @@ QUARTER_CENTRES = (0.125, 0.375, 0.625, 0.875)
 RATE = 0.05
 """Of false alarms where the slider of the page begins."""
 
+NOISY = 0.2
+"""Share of the spread within a group that masks may have before it is worth a sentence."""
+
 
 def write_audit(found: Audit, directory: Path, provenance: Mapping[str, Any]) -> None:
     """audit.json, figures/ and report.html."""
-    told = json.dumps(record(found), indent=2, ensure_ascii=False) + "\n"
-    result_text(directory / STATISTICS, told)
+    result_text(directory / STATISTICS, json.dumps(record(found), indent=2, ensure_ascii=False) + "\n")
     report = audit_report(found, provenance)
     for figure in report.figures:
         figures.save(figure, directory / FIGURES)
@@ -45,8 +47,8 @@ def audit_report(found: Audit, provenance: Mapping[str, Any]) -> Report:
     return Report(
         title=found.task.title,
         about=f"{found.task.question.format(a.name, b.name)} {counts}{', in pairs' if found.paired else ''}.",
-        findings=tuple(Finding(sentence, warning) for sentence, warning in findings(found)),
-        tables=(_separations(found), _scores(found), _trivial(found), *_duplicates(found)),
+        findings=tuple(findings(found)),
+        tables=(_separations(found), _scores(found), _baselines(found), *_duplicates(found)),
         figures=tuple(_figures(found, start)),
         columns=_columns(found),
         rows=tuple(row for group in _groups(found) for row in _rows(found, group)),
@@ -58,7 +60,7 @@ def audit_report(found: Audit, provenance: Mapping[str, Any]) -> Report:
 
 
 def _groups(found: Audit) -> list[Group]:
-    return [*found.groups, *([] if found.suspects is None else [found.suspects.group])]
+    return [*found.groups, *([] if found.questioned is None else [found.questioned.group])]
 
 
 def _start(found: Audit) -> float:
@@ -67,20 +69,20 @@ def _start(found: Audit) -> float:
     return round(values[max(0, int(RATE * len(values)) - 1)], 4)
 
 
-def _separations(found: Audit) -> Table:
+def _separations(found: Audit) -> ReportTable:
     rows = [
         (
             one.score,
-            _interval(one.auroc),
-            *(_interval(rate) for rate in one.tpr.values()),
-            _interval(one.effect, signed=True),
+            interval_text(one.auroc),
+            *(interval_text(rate) for rate in one.tpr.values()),
+            f"{one.effect.value:+.2f} [{one.effect.low:+.2f}, {one.effect.high:+.2f}]",
             p_text(one.p_value),
             p_text(adjusted),
         )
         for one, adjusted in zip(found.separations, found.adjusted, strict=True)
     ]
     rates = tuple(f"TPR at {percent(rate)} FPR" for rate in found.main.tpr)
-    return Table(
+    return ReportTable(
         f"How well scores tell {found.positive.name} from {found.negative.name}",
         ("score", "AUROC", *rates, "effect size", "p", "adjusted p"),
         tuple(rows),
@@ -88,23 +90,25 @@ def _separations(found: Audit) -> Table:
     )
 
 
-def _scores(found: Audit) -> Table:
-    return Table("The scores", ("score", "what it is"), tuple((score.name, score.about) for score in found.scores))
-
-
-def _trivial(found: Audit) -> Table:
-    ngrams = found.confounds.ngrams
-    baseline = [] if ngrams is None else [("characters counted (n-gram classifier)", _interval(ngrams.auroc))]
-    rows = [*baseline, *((one.score, _interval(one.auroc)) for one in found.confounds.features)]
-    return Table(
-        "What tells them apart without a model",
-        ("baseline", "AUROC"),
-        tuple(rows),
-        "0.5 is nothing; far from it on either side is a difference that the model need not have anything to do with.",
+def _scores(found: Audit) -> ReportTable:
+    return ReportTable(
+        "The scores", ("score", "what it is"), tuple((score.name, score.about) for score in found.scores)
     )
 
 
-def _duplicates(found: Audit) -> list[Table]:
+def _baselines(found: Audit) -> ReportTable:
+    ngrams = found.confounds.ngrams
+    every = [*([] if ngrams is None else [ngrams]), *found.confounds.features]
+    rows = [(one.score, interval_text(one.auroc)) for one in every]
+    return ReportTable(
+        "Baselines without a model",
+        ("baseline", "AUROC"),
+        tuple(rows),
+        "0.5 is chance. Far from it on either side, the groups differ in a way that needs no model.",
+    )
+
+
+def _duplicates(found: Audit) -> list[ReportTable]:
     """Confounds call the negatives A and the positives B."""
     names = {"_within_a": f" within {found.negative.name}", "_within_b": f" within {found.positive.name}"}
     rows = []
@@ -115,7 +119,7 @@ def _duplicates(found: Audit) -> list[Table]:
         for ending, words in {**names, "_across": " of one group that the other has"}.items():
             name = name.replace(ending, words)
         rows += [(name, float(count))] if count else []
-    return [Table("Repeated texts", ("what", "rows"), tuple(rows))] if rows else []
+    return [ReportTable("Repeated texts", ("what", "rows"), tuple(rows))] if rows else []
 
 
 def _figures(found: Audit, start: float) -> list[Figure]:
@@ -142,17 +146,17 @@ def _operating(found: Audit, start: float) -> tuple[float, float]:
 
 
 def _comparison(found: Audit) -> Figure:
-    """AUROCs of scores beside those of trivial baselines."""
+    """AUROCs of the model's scores beside those of baselines without a model."""
     ngrams = found.confounds.ngrams
     named = [(one.score, one.auroc, "model") for one in found.separations]
-    named += [] if ngrams is None else [("characters counted", ngrams.auroc, "trivial")]
-    named += [(one.score, one.auroc, "trivial") for one in found.confounds.features]
+    baselines = [*([] if ngrams is None else [ngrams]), *found.confounds.features]
+    named += [(one.score, one.auroc, "no model") for one in baselines]
     return figures.bars(
         {name: (auroc.value, auroc.low, auroc.high) for name, auroc, _ in named},
         axis="AUROC",
         kinds={name: kind for name, _, kind in named},
         reference=0.5,
-        title="The model beside what needs no model",
+        title="The model and baselines without a model",
         caption="Left of 0.5 the difference goes the other way.",
     )
 
@@ -163,11 +167,12 @@ def _profile(found: Audit) -> Figure:
     for group in found.groups:
         points = []
         for quarter, centre in enumerate(QUARTER_CENTRES):
-            nats = [one["quarters"][quarter] for one in group.records if one["quarters"][quarter] is not None]
+            found_here = (one["nll_by_mask_rate"][quarter] for one in group.records)
+            nats = [value for value in found_here if value is not None]
             if len(nats) > 1:
-                mean = math.fsum(nats) / len(nats)
-                error = math.sqrt(math.fsum((x - mean) ** 2 for x in nats) / (len(nats) - 1) / len(nats))
-                points.append((centre, mean, mean - 2 * error, mean + 2 * error))
+                mean = Measured.mean(nats)
+                half = 2 * mean.standard_error
+                points.append((centre, mean.value, mean.value - half, mean.value + half))
         groups[group.name] = points
     return figures.lines(
         groups,
@@ -182,9 +187,9 @@ def _columns(found: Audit) -> tuple[Column, ...]:
     scores = [Column(score.name, score.name, score.about) for score in found.scores]
     certainty = Column("standard error", "± masks", "Standard error of nll per token, from the masks drawn.")
     tokens = Column("tokens", "tokens", "Tokens of the response.", digits=0)
-    suspects = (
+    questioned = (
         []
-        if found.suspects is None
+        if found.questioned is None
         else [
             Column("p", "p", f"Chance that a row of {found.groups[1].name} looks as familiar.", digits=4),
             Column(
@@ -192,29 +197,20 @@ def _columns(found: Audit) -> tuple[Column, ...]:
             ),
         ]
     )
-    return (scores[0], certainty, tokens, *suspects, *scores[1:])
+    return (scores[0], certainty, tokens, *questioned, *scores[1:])
 
 
-def _rows(found: Audit, group: Group) -> list[Row]:
+def _rows(found: Audit, group: Group) -> list[ReportRow]:
     more: list[dict[str, float | None]] = [{} for _ in group.records]
-    if found.suspects is not None and group is found.suspects.group:
-        more = [{"p": p, "q": q} for p, q in _pairs(found.suspects.p_values, found.suspects.q_values)]
+    if found.questioned is not None and group is found.questioned.group:
+        more = [{"p": p, "q": q} for _, p, q in found.questioned.rows]
     return [_row(found, group.name, one, extra) for one, extra in zip(group.records, more, strict=True)]
 
 
-def _pairs(p_values: Values, q_values: Values) -> list[tuple[float, float]]:
-    return list(zip(p_values.tolist(), q_values.tolist(), strict=True))
-
-
-def _row(found: Audit, group: str, one: Record, more: Mapping[str, float | None]) -> Row:
+def _row(found: Audit, group: str, one: Record, more: Mapping[str, float | None]) -> ReportRow:
     values: dict[str, float | None] = {score.name: score.of(one) for score in found.scores}
     values |= {"standard error": one["standard_error"] / one["tokens"], "tokens": float(one["tokens"]), **more}
-    return Row(one["id"], group, one.get("prompt", ""), tokens_of(one), one["text"], values)
-
-
-def _interval(one: Any, *, signed: bool = False) -> str:
-    shape = "+.2f" if signed else ".3f"
-    return f"{one.value:{shape}} [{one.low:{shape}}, {one.high:{shape}}]"
+    return ReportRow(one["id"], group, one.get("prompt", ""), tokens_of(one), one["text"], values)
 
 
 def record(found: Audit) -> dict[str, Any]:
@@ -229,26 +225,24 @@ def record(found: Audit) -> dict[str, Any]:
             "positive": found.positive.name,
             "paired": found.paired,
             "seed": found.seed,
-            "findings": [sentence for sentence, _ in findings(found)],
+            "findings": [finding.text for finding in findings(found)],
             "separations": [
                 {**dataclasses.asdict(one), "adjusted_p": p, "about": score.about}
                 for one, p, score in zip(found.separations, found.adjusted, found.scores, strict=True)
             ],
             "confounds": dataclasses.asdict(found.confounds),
             "share_of_spread_from_masks": found.noise,
-            "questioned": None if found.suspects is None else _questioned(found.suspects),
+            "questioned": None if found.questioned is None else _questioned(found.questioned),
         }
     )
 
 
-def _questioned(suspects: Suspects) -> dict[str, Any]:
-    ids = [one["id"] for one in suspects.group.records]
-    rows = zip(ids, *(values.tolist() for values in (suspects.p_values, suspects.q_values)), strict=True)
+def _questioned(found: QuestionedRows) -> dict[str, Any]:
     return {
-        "score": suspects.score.name,
-        "called_members": suspects.clear,
-        "separation": dataclasses.asdict(suspects.separation),
-        "rows": [{"id": id, "p": p, "q": q} for id, p, q in rows],
+        "score": found.score.name,
+        "called_members": found.called,
+        "separation": dataclasses.asdict(found.separation),
+        "rows": [{"id": id, "p": p, "q": q} for id, p, q in found.rows],
     }
 
 
@@ -259,3 +253,107 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def findings(found: Audit) -> list[ReportFinding]:
+    """The audit in sentences. What makes the rest doubtful comes first."""
+    return [
+        *(ReportFinding(sentence, warning=True) for sentence in found.confounds.findings(found.main)),
+        ReportFinding(_main(found)),
+        *([] if found.main.pairs is None else [ReportFinding(_paired(found, found.main.pairs))]),
+        *map(ReportFinding, _other_scores(found)),
+        *([] if found.questioned is None else _about_questioned(found.questioned, found.groups[1])),
+        *_noise(found),
+        *_left_out(found),
+    ]
+
+
+def _noise(found: Audit) -> list[ReportFinding]:
+    if found.noise <= NOISY:
+        return []
+    share = percent(found.noise)
+    text = f"{share} of the spread within groups is noise of the masks: more --evaluations would sharpen it."
+    return [ReportFinding(text, warning=True)]
+
+
+def _main(found: Audit) -> str:
+    positive, negative, main = found.positive.name, found.negative.name, found.main
+    auroc, p = interval_text(main.auroc), p_text(main.p_value)
+    if main.auroc.low <= 0.5 <= main.auroc.high:
+        return f"By nll per token the model does not tell {positive} from {negative}: AUROC {auroc}, p = {p}."
+    strange = (main.auroc.value > 0.5) == (found.task.sign == 1)
+    word = "stranger" if strange else "more familiar"
+    rate, caught = max(main.tpr.items())
+    return (
+        f"The model finds {positive} {word} than {negative}: AUROC {auroc} by nll per token, p = {p}. "
+        f"A threshold that flags {percent(rate)} of {negative} flags {share_text(caught)} of {positive}."
+    )
+
+
+def _paired(found: Audit, pairs: PairedDifferences) -> str:
+    word = "stranger" if found.task.sign == 1 else "more familiar"
+    return (
+        f"Rows come in {pairs.count} pairs of one prompt: in {share_text(pairs.share)} of them the one of "
+        f"{found.positive.name} is the {word} one."
+    )
+
+
+def _other_scores(found: Audit) -> list[str]:
+    """The best of the other scores, if it is clearly more telling than the primary one."""
+    others = list(zip(found.separations, found.adjusted, strict=True))[1:]
+    if not others:
+        return []
+    best, p_value = max(others, key=lambda one: abs(one[0].auroc.value - 0.5))
+    if p_value > LEVEL or abs(best.auroc.value - 0.5) <= abs(found.main.auroc.value - 0.5):
+        return []
+    return [
+        f"Of the other scores, {best.score!r} separates most: AUROC {interval_text(best.auroc)}, adjusted p = "
+        f"{p_text(p_value)}. It is the best of {len(others)}, so expect less on fresh rows."
+    ]
+
+
+def _about_questioned(rows: QuestionedRows, nonmembers: Group) -> list[ReportFinding]:
+    separation, name, known = rows.separation, nonmembers.name, len(nonmembers.records)
+    differ = "look" if separation.p_value <= LEVEL else "do not look"
+    sentences = [
+        ReportFinding(
+            f"{rows.called} of the {len(rows.group.records)} rows in question look like members at a false discovery "
+            f"rate of {percent(LEVEL)}, by {rows.score.name!r} against {known} rows of {name}."
+        ),
+        ReportFinding(
+            f"Taken together they {differ} more familiar or more strange than {name}: AUROC "
+            f"{interval_text(separation.auroc)}, p = {p_text(separation.p_value)}."
+        ),
+    ]
+    if known < 1 / LEVEL:
+        sentences.append(ReportFinding(f"With {known} rows of {name} no p-value can be below {LEVEL}.", warning=True))
+    return sentences
+
+
+def _left_out(found: Audit) -> list[ReportFinding]:
+    return [
+        ReportFinding(f"{count:,} rows of {group.name} {why} and are left out.", warning=True)
+        for group in found.groups
+        for count, why in ((group.rejected, "could not be read"), (group.impossible, "have probability zero"))
+        if count
+    ]
+
+
+def interval_text(one: Interval) -> str:
+    """A number with its interval."""
+    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
+
+
+def share_text(one: Interval) -> str:
+    """A share with its interval, in per cent."""
+    return f"{100 * one.value:.1f} % [{100 * one.low:.1f}, {100 * one.high:.1f}]"
+
+
+def percent(share: float) -> str:
+    """A share, in per cent."""
+    return f"{100 * share:.3g} %"
+
+
+def p_text(p_value: float) -> str:
+    """A p-value to as many digits as matter."""
+    return f"{p_value:.4f}" if p_value >= 0.001 else f"{p_value:.1g}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from infodis.apps.report.values import Cell, Report, Row, Tokens
+from infodis.apps.report.values import Cell, Report, ReportRow, Tokens
 from infodis.errors import InfodisError
 from infodis.figures.figure import PALETTE, config, finite, light, variable, vega_script
 from infodis.files import result_text
@@ -159,7 +159,7 @@ def _rows(report: Report) -> dict[str, Any]:
     }
 
 
-def _own_text(row: Row) -> str | None:
+def _own_text(row: ReportRow) -> str | None:
     """None where the pieces say it already."""
     return None if row.tokens is not None and row.text == "".join(row.tokens.pieces) else row.text
 

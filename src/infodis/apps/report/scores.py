@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean, variance
 from typing import Any
 
-from infodis.apps.report.values import Column, Finding, Report, Row, Table, Tokens
+from infodis.apps.report.values import Column, Report, ReportFinding, ReportRow, ReportTable, Tokens
 from infodis.figures import Figure, histogram, lines, matrix
-from infodis.jobs.summary import BIT, Rate
+from infodis.result import RateSum
 
 Record = dict[str, Any]
+
+BIT = 1 / math.log(2)
 
 EXTREMES = 5
 """Rows that are named as the most surprising."""
@@ -54,11 +56,11 @@ def score_report(records: Sequence[Record], *, title: str, provenance: dict[str,
     )
 
 
-def _row(record: Record) -> Row:
+def _row(record: Record) -> ReportRow:
     tokens = tokens_of(record)
     text = record.get("text") or ("" if tokens is None else "".join(tokens.pieces))
     values = {column.name: record.get(column.name) for column in COLUMNS}
-    return Row(record.get("id", ""), None, record.get("prompt") or "", tokens, text, values)
+    return ReportRow(record.get("id", ""), None, record.get("prompt") or "", tokens, text, values)
 
 
 def tokens_of(record: Record) -> Tokens | None:
@@ -70,38 +72,42 @@ def tokens_of(record: Record) -> Tokens | None:
     return Tokens(tuple(pieces), tuple(nats), known)
 
 
-def _findings(records: Sequence[Record], kept: Sequence[Record]) -> Iterator[Finding]:
-    yield from _doubts(records)
+def _findings(records: Sequence[Record], kept: Sequence[Record]) -> Iterator[ReportFinding]:
+    yield from _warnings(records)
     rated = _rated(kept)
     if not rated:
-        yield Finding("No row has a likelihood to report.", warning=True)
+        yield ReportFinding("No row has a likelihood to report.", warning=True)
         return
     yield _mean(rated)
     if len(rated) > 1:
-        yield from _spread(rated)
-        yield _ends(rated)
+        yield from _differences(rated)
+        yield _extremes(rated)
 
 
-def _doubts(records: Sequence[Record]) -> Iterator[Finding]:
+def _warnings(records: Sequence[Record]) -> Iterator[ReportFinding]:
     """What was not as asked for, said first."""
     impossible = sum(bool(record.get("impossible")) for record in records)
     short = sum(record.get("stopped") == "cap reached" for record in records)
     cut = sum(bool(record.get("truncated")) for record in records)
     if impossible:
         verb = "has" if impossible == 1 else "have"
-        yield Finding(f"{_rows(impossible)} {verb} probability zero under the model. The means leave them out.", True)
+        yield ReportFinding(
+            f"{_rows(impossible)} {verb} probability zero under the model. The means leave them out.", True
+        )
     if short:
-        yield Finding(f"{_rows(short)} stopped at the most forward rows allowed, less precise than asked for.", True)
+        yield ReportFinding(
+            f"{_rows(short)} stopped at the most forward passes allowed, less precise than asked for.", True
+        )
     if cut:
-        yield Finding(f"{_rows(cut)} did not fit into the model and were scored in part.", True)
+        yield ReportFinding(f"{_rows(cut)} did not fit into the model and were scored in part.", True)
 
 
 def _rated(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record.get("bits_per_token") is not None and record.get("tokens")]
 
 
-def _mean(rated: Sequence[Record]) -> Finding:
-    rate = Rate()
+def _mean(rated: Sequence[Record]) -> ReportFinding:
+    rate = RateSum()
     for record in rated:
         rate.add(record["value"], record["tokens"], (record.get("standard_error") or 0.0) ** 2)
     found = rate.result(BIT)
@@ -109,44 +115,46 @@ def _mean(rated: Sequence[Record]) -> Finding:
     value, masks, others = found["value"] or 0.0, found["monte_carlo_error"] or 0.0, found["sampling_error"]
     text = f"A token costs the model {_with_error(value, masks if others is None else others)} bits on average"
     if others is None:
-        return Finding(f"{text} over {_rows(len(rated))}; the error is that of the random masks.")
-    return Finding(
-        f"{text} over {_rows(len(rated))}. The error is that of a stand-in for all rows of the kind; "
+        return ReportFinding(f"{text} over {_rows(len(rated))}; the error is that of the random masks.")
+    return ReportFinding(
+        f"{text} over {_rows(len(rated))}. The error is the sampling error of rows drawn from more of their kind; "
         f"the random masks make ± {_digits(masks)} of it."
     )
 
 
-def _spread(rated: Sequence[Record]) -> Iterator[Finding]:
+def _differences(rated: Sequence[Record]) -> Iterator[ReportFinding]:
     """How much of what tells rows apart is Monte Carlo error."""
     total = variance(record["bits_per_token"] for record in rated)
     noise = fmean(_error(record) ** 2 for record in rated)
     if not total:
-        yield Finding("All rows cost the same per token.")
+        yield ReportFinding("All rows cost the same per token.")
         return
     share = min(1.0, noise / total)
-    yield Finding(
+    yield ReportFinding(
         f"Rows differ by {math.sqrt(total):.3g} bits per token (standard deviation). "
         f"{100 * share:.1f} % of that variance is Monte Carlo error; the rest is the texts."
     )
     if share > NOISY:
-        yield Finding("Most of what tells rows apart is Monte Carlo error: ask for more --evaluations.", warning=True)
+        yield ReportFinding(
+            "Most of what tells rows apart is Monte Carlo error: ask for more --evaluations.", warning=True
+        )
 
 
-def _ends(rated: Sequence[Record]) -> Finding:
+def _extremes(rated: Sequence[Record]) -> ReportFinding:
     ordered = sorted(rated, key=lambda record: record["bits_per_token"])
     least, most = ordered[0], ordered[-1]
-    return Finding(
+    return ReportFinding(
         f"The most surprising row is {most.get('id')}, at {_row_cost(most)} bits per token; "
         f"the most expected is {least.get('id')}, at {_row_cost(least)}."
     )
 
 
-def _tables(kept: Sequence[Record]) -> Iterator[Table]:
+def _tables(kept: Sequence[Record]) -> Iterator[ReportTable]:
     rated = _rated(kept)
     if len(rated) > EXTREMES:
         ordered = sorted(rated, key=lambda record: -record["bits_per_token"])[:EXTREMES]
         rows = tuple((str(r.get("id")), _row_cost(r), int(r["tokens"]), _beginning(r)) for r in ordered)
-        yield Table("Most surprising rows", ("row", "bits per token", "tokens", "begins"), rows)
+        yield ReportTable("Most surprising rows", ("row", "bits per token", "tokens", "begins"), rows)
 
 
 def _beginning(record: Record, most: int = 60) -> str:
@@ -162,7 +170,7 @@ def _figures(kept: Sequence[Record]) -> Iterator[Figure]:
     along = _along([record["per_token"] for record in kept if record.get("per_token")])
     if len(along) > 1:
         axes = ("place in the scored text", "nats per token")
-        caption = "Means over rows with 95 % intervals of other rows of the kind."
+        caption = "Means over rows with 95 % intervals (sampling error)."
         yield lines({"rows": along}, axes=axes, name="places", title="What a token costs by its place", caption=caption)
 
     yield from _influences(kept)
@@ -172,7 +180,7 @@ def _influences(kept: Sequence[Record]) -> Iterator[Figure]:
     """What the tokens of the prompt do, for the first rows that are short enough to look at."""
     short = [one for one in kept if one.get("influence") and max(_shape(one)) <= MOST_CELLS]
     for number, one in enumerate(short[:MATRICES]):
-        told = f"{_with_error(one['explained'], one.get('explained_error') or 0.0)} nats"
+        total = f"{_with_error(one['explained'], one.get('explained_error') or 0.0)} nats"
         yield matrix(
             one["influence"],
             rows=one.get("pieces") or [str(n) for n in range(_shape(one)[0])],
@@ -180,7 +188,7 @@ def _influences(kept: Sequence[Record]) -> Iterator[Figure]:
             errors=one.get("influence_error"),
             name=f"influence-{number}",
             title=f"What the prompt of {one.get('id')} does",
-            caption=f"Tokens of the prompt across, of the text down; all together {told}. Hover for nats and errors.",
+            caption=f"Tokens of the prompt across, of the text down; all together {total}. Hover for nats and errors.",
         )
 
 

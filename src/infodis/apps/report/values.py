@@ -11,7 +11,7 @@ Cell = str | float | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class ReportFinding:
     """A sentence in plain language; a warning is shown first."""
 
     text: str
@@ -19,7 +19,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A few statistics. Numbers are shown to four digits."""
 
     title: str
@@ -48,7 +48,7 @@ class Tokens:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ReportRow:
     """A text that was scored. `values` holds a number for each column that it has one for."""
 
     id: int | str
@@ -86,11 +86,11 @@ class Report:
 
     title: str
     about: str = ""
-    findings: tuple[Finding, ...] = ()
-    tables: tuple[Table, ...] = ()
+    findings: tuple[ReportFinding, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     figures: tuple[Figure, ...] = ()
     columns: tuple[Column, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ReportRow, ...] = ()
     threshold: Threshold | None = None
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from infodis import figures
-from infodis.apps.audit.extra import check_extra
-from infodis.apps.audit.scores import PRIMARY, Record, Score
+from infodis.apps.audit.analysis import check_extra
+from infodis.apps.audit.records import PRIMARY, DetectionScore, Record
+from infodis.apps.audit.reporting import interval_text, p_text, percent, share_text
 from infodis.apps.audit.separation import Separation
-from infodis.apps.audit.wording import interval_text, p_text, percent, share_text
-from infodis.apps.report.values import Table
+from infodis.apps.report.values import ReportTable
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.apps.reproduce.groups import Cut, Row, Shape, continued, transliterated
 from infodis.apps.reproduce.material import CHINESE, PAIRS, WIKITEXT
@@ -59,7 +59,7 @@ def _likely(record: Record) -> float | None:
     return None if nats is None else -nats
 
 
-LIKELY = Score("log likelihood per token", "Minus nats per token given the prompt.", _likely)
+LIKELY = DetectionScore("log likelihood per token", "Minus nats per token given the prompt.", _likely)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +304,7 @@ def _in_chinese(found: list[Compared], model: str) -> Claim:
     )
 
 
-def _table(found: list[Compared]) -> Table:
+def _table(found: list[Compared]) -> ReportTable:
     columns = ("continuations", "pairs", "likelier by, nats per token", "AUROC", "p", "likelier of a pair")
     rows = tuple(
         (
@@ -318,7 +318,7 @@ def _table(found: list[Compared]) -> Table:
         )
         for one in found
     )
-    return Table(
+    return ReportTable(
         "How much likelier generated continuations are, by our estimator",
         (*columns, "characters, AUROC"),
         rows,
@@ -327,7 +327,7 @@ def _table(found: list[Compared]) -> Table:
     )
 
 
-def _estimators(found: list[Compared], effort: Effort) -> Table:
+def _estimators(found: list[Compared], effort: Effort) -> ReportTable:
     rows = []
     for one in found:
         named = (
@@ -338,7 +338,7 @@ def _estimators(found: list[Compared], effort: Effort) -> Table:
             sure = Precision.of(versus, evaluations)
             rows.append((one.name, name, float(evaluations), sure.told, percent(sure.noise), _difference(likely)))
     columns = ("continuations", "estimator", "rows a text", "standard error a text", "noise, share of variance")
-    return Table("Two estimators on the same texts", (*columns, "likelier by, nats per token"), tuple(rows))
+    return ReportTable("Two estimators on the same texts", (*columns, "likelier by, nats per token"), tuple(rows))
 
 
 def _histograms(found: list[Compared]) -> list[Figure]:
@@ -368,7 +368,7 @@ def _comparison(found: list[Compared]) -> Figure:
         kinds=kinds,
         reference=0.5,
         name="authors",
-        title="The model beside what needs no model",
+        title="The model and baselines without a model",
         caption="Right of 0.5 the model finds generated text likelier.",
     )
 

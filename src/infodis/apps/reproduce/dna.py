@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from infodis import figures
-from infodis.apps.report.values import Table
+from infodis.apps.report.values import ReportTable
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.apps.reproduce.start import Memories, Neighbours, begin
 from infodis.apps.reproduce.trials import Measured, mean_of, without_one
@@ -200,8 +200,8 @@ def beside(bench: Bench, recipe: Recipe, oracle: Oracle, items: Sequence[Item], 
     return found
 
 
-def _errors(fits: dict[str, Fit]) -> Table:
-    return Table("Errors", COLUMNS, tuple(one.row(name) for name, one in fits.items()), CAPTION)
+def _errors(fits: dict[str, Fit]) -> ReportTable:
+    return ReportTable("Errors", COLUMNS, tuple(one.row(name) for name, one in fits.items()), CAPTION)
 
 
 def _calibration(fits: dict[str, Fit], title: str, caption: str) -> Figure:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from infodis.apps.report.values import Table
+from infodis.apps.report.values import ReportTable
 from infodis.device import resolve_device
 from infodis.errors import InputError
 from infodis.figures import Figure
@@ -44,7 +44,7 @@ class Outcome:
     about: str
     """What was run, in a sentence or two."""
     claims: tuple[Claim, ...]
-    tables: tuple[Table, ...] = ()
+    tables: tuple[ReportTable, ...] = ()
     figures: tuple[Figure, ...] = ()
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The main ones, by name, as JSON has them."""

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from infodis import figures
-from infodis.apps.audit.analysis import LEVEL
+from infodis.apps.audit.analysis import LEVEL, check_extra
 from infodis.apps.audit.confounds import check
-from infodis.apps.audit.extra import check_extra
-from infodis.apps.audit.groups import Group, by_prompt, by_text
-from infodis.apps.audit.scores import PRIMARY
+from infodis.apps.audit.records import PRIMARY, Group, by_prompt, by_text
+from infodis.apps.audit.reporting import interval_text, p_text, percent, share_text
 from infodis.apps.audit.separation import Separation, difference, stronger
-from infodis.apps.audit.wording import interval_text, p_text, percent, share_text
-from infodis.apps.report.values import Table
+from infodis.apps.report.values import ReportTable
 from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
 from infodis.apps.reproduce.groups import (
     Cut,
@@ -314,7 +312,7 @@ def _all(found: Findings) -> dict[str, Versus]:
     return {found.main: found.ours, **found.others}
 
 
-def _groups(found: Findings) -> Table:
+def _groups(found: Findings) -> ReportTable:
     rows = []
     for name, versus in _all(found).items():
         nll, prompt = versus.nll, versus.prompt
@@ -331,7 +329,7 @@ def _groups(found: Findings) -> Table:
             )
         )
     pairs = "stranger of a pair"
-    return Table(
+    return ReportTable(
         f"Groups against {found.true}, by our estimator",
         ("group", "responses", "texts", "AUROC, nll per token", "p", pairs, "prompt does not help", "characters"),
         tuple(rows),
@@ -341,11 +339,11 @@ def _groups(found: Findings) -> Table:
     )
 
 
-def _estimators(found: Findings) -> Table:
+def _estimators(found: Findings) -> ReportTable:
     theirs, own = found.precision
     gap, error = mean_difference(found.papers, found.ours)
     named = (("time-free, as printed", theirs, found.papers), ("ours: tiled, with a control", own, found.ours))
-    return Table(
+    return ReportTable(
         f"Two estimators on the same texts of {found.main} and {found.true}",
         ("estimator", "rows a text", "standard error a text", "noise, share of variance", "AUROC"),
         tuple(
@@ -403,7 +401,7 @@ def _comparison(found: Findings) -> Figure:
         kinds=kinds,
         reference=0.5,
         name="groups",
-        title="The model beside what needs no model",
+        title="The model and baselines without a model",
     )
 
 

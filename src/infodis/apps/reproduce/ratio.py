@@ -138,12 +138,12 @@ class Chains:
             for shared in (True, False)
         ]
 
-    def table(self, found: Mapping[tuple[str, str, int], tuple[Measured, Measured]]) -> values.Table:
+    def table(self, found: Mapping[tuple[str, str, int], tuple[Measured, Measured]]) -> values.ReportTable:
         kinds = dict.fromkeys((pair, name) for pair, name, _ in found)
         rows = tuple(
             (pair, name, *(_both(*found[pair, name, budget]) for budget in self.budgets)) for pair, name in kinds
         )
-        return values.Table(
+        return values.ReportTable(
             "Exact oracle: variance of the coupled ratio, and how many times it is below the decoupled one",
             ("pair", "design", *(f"{budget} rows" for budget in self.budgets)),
             rows,
@@ -328,7 +328,7 @@ def _relative(*measured: Measured) -> float:
     return sum((one.error / one.value) ** 2 for one in measured) ** 0.5
 
 
-def _table(found: Found) -> values.Table:
+def _table(found: Found) -> values.ReportTable:
     names = (*SINGLE, *PLANNED)
     rows: list[tuple[values.Cell, ...]] = []
     for budget in sorted({rows for _, rows in found}):
@@ -339,7 +339,7 @@ def _table(found: Found) -> values.Table:
             cells += [str(pair[0]), str(pair[1]), str(_gain(found, name, budget))]
         rows.append((budget, coupled, decoupled, *cells))
     heads = (f"{name}: {what}" for name in names for what in ("coupled", "decoupled", "times"))
-    return values.Table(
+    return values.ReportTable(
         "Variance of the log-likelihood ratio, averaged over triplets",
         ("rows", "paper: coupled", "paper: decoupled", *heads),
         tuple(rows),

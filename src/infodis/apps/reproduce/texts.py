@@ -12,12 +12,11 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.apps.audit.analysis import noise_share
-from infodis.apps.audit.confounds import Confounds, Text, check
-from infodis.apps.audit.groups import Group, by_prompt
-from infodis.apps.audit.job import Examine
-from infodis.apps.audit.scores import PRIMARY, SCORES, Score
+from infodis.apps.audit.confounds import Confounds, ScoredText, check
+from infodis.apps.audit.measure import AuditJob
+from infodis.apps.audit.records import PRIMARY, SCORES, DetectionScore, Group, by_prompt
+from infodis.apps.audit.reporting import interval_text
 from infodis.apps.audit.separation import Clusters, RocCurve, Separation, roc, separate
-from infodis.apps.audit.wording import interval_text
 from infodis.apps.reproduce.experiment import Bench, Verdict
 from infodis.apps.reproduce.groups import Row, unit_of
 from infodis.design import TimeFree
@@ -51,7 +50,7 @@ def the_papers(model: ModelSpec, samples: int, seed: int) -> Job:
 
 def ours(model: ModelSpec, evaluations: int, seed: int) -> Job:
     """What an audit does: tiled masks, each with the prompt and without it."""
-    return Examine(model, Request(evaluations=evaluations), Reading(), seed, None)
+    return AuditJob(model, Request(evaluations=evaluations), Reading(), seed, None)
 
 
 def measured(bench: Bench, name: str, rows: Sequence[Row], job: Job) -> Group:
@@ -102,13 +101,13 @@ class Versus:
         alone = len(set(units)) == len(units)
         return Versus(*matched, alone, None if alone else (units, units), seed)
 
-    def values(self, score: Score = PRIMARY) -> tuple[Values, Values]:
+    def values(self, score: DetectionScore = PRIMARY) -> tuple[Values, Values]:
         return self._of(self.negative, score), self._of(self.positive, score)
 
-    def _of(self, group: Group, score: Score) -> Values:
+    def _of(self, group: Group, score: DetectionScore) -> Values:
         return torch.tensor([score.of(record) for record in group.records], dtype=torch.float64)
 
-    def separation(self, score: Score = PRIMARY) -> Separation:
+    def separation(self, score: DetectionScore = PRIMARY) -> Separation:
         """Of positives from negatives, high scores first."""
         sides = self.values(score)
         found = separate(*sides, score=score.name, paired=self.paired, clusters=self.clusters, seed=self.seed)
@@ -130,7 +129,7 @@ class Versus:
         """By how little the prompt helps, which the paper's estimator does not look at."""
         return self.separation(PROMPT_HELPS)
 
-    def curve(self, score: Score = PRIMARY) -> RocCurve:
+    def curve(self, score: DetectionScore = PRIMARY) -> RocCurve:
         return roc(*self.values(score), paired=self.paired, clusters=self.clusters)
 
     @functools.cached_property
@@ -169,9 +168,9 @@ def best_without_a_model(found: Confounds) -> tuple[str, Interval] | None:
     return best.score, area if area.value >= 0.5 else Interval(1 - area.value, 1 - area.high, 1 - area.low, area.level)
 
 
-def looked_at(responses: Sequence[str]) -> list[Text]:
+def looked_at(responses: Sequence[str]) -> list[ScoredText]:
     """Responses alone, each its own document."""
-    return [Text("", response) for response in responses]
+    return [ScoredText("", response) for response in responses]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -294,7 +294,7 @@ class Theory:
                 ),
             ),
             (
-                values.Table(
+                values.ReportTable(
                     "Identities", ("identity", "paper", "says", "largest difference", "verdict"), rows, CAPTION
                 ),
             ),

@@ -154,7 +154,7 @@ class Chains:
         ]
         return {"errors": [one.mean_squared_error for one in every], "z": [one.bias_z for one in every]}
 
-    def tables(self, errors: Variances, biases: Mapping[tuple[str, str, int], float]) -> Iterator[values.Table]:
+    def tables(self, errors: Variances, biases: Mapping[tuple[str, str, int], float]) -> Iterator[values.ReportTable]:
         for problem in self.problems:
             names = list(dict.fromkeys(name for where, name, _ in errors if where == problem))
             rows = tuple(
@@ -170,7 +170,7 @@ class Chains:
                 "Standard errors are over sequences. |z| above 4 is a bias. The time integral begins at level 0 here: "
                 "its variance is infinite, and the numbers are what these runs happened to meet."
             )
-            yield values.Table(f"Mean squared error, {problem}", columns, rows, caption)
+            yield values.ReportTable(f"Mean squared error, {problem}", columns, rows, caption)
 
 
 def _fits(design: MaskDesign, target: int, rows: int) -> bool:
@@ -408,14 +408,14 @@ def _unbiased(biases: Mapping[tuple[str, str, int], float]) -> Claim:
     )
 
 
-def _table(found: Variances) -> values.Table:
+def _table(found: Variances) -> values.ReportTable:
     shown = (INTEGRAL, FREE, SCRIPT, COUNT, LLADA, STRATIFIED, PAIRS, OURS, OWN)
     rows: list[tuple[values.Cell, ...]] = []
     for data, budget in dict.fromkeys((data, rows) for data, _, rows in found):
         printed = PAPER[data].get(budget, ("", ""))
         cells = (found.get((data, name, budget)) for name in shown)
         rows.append((data, budget, *printed, *("" if cell is None else str(mean_of(cell)) for cell in cells)))
-    return values.Table(
+    return values.ReportTable(
         "Variance of the conditional likelihood, averaged over texts",
         ("data", "rows", "paper: time integral", "paper: time-free", *shown),
         tuple(rows),
@@ -427,14 +427,14 @@ def _table(found: Variances) -> values.Table:
     )
 
 
-def _gains(found: Variances) -> values.Table:
+def _gains(found: Variances) -> values.ReportTable:
     names = [name for name in (INTEGRAL, COUNT, LLADA, STRATIFIED, PAIRS, OURS) if _pooled(found, name, _first(found))]
     rows: list[tuple[values.Cell, ...]] = []
     for budget in sorted({rows for _, _, rows in found}):
         free, ours = _pooled(found, FREE, budget), _pooled(found, OURS, budget)
         against = (ratio_of(free, _pooled(found, name, budget)) for name in names)
         rows.append((budget, *map(str, against), str(ratio_of(_pooled(found, LLADA, budget), ours))))
-    return values.Table(
+    return values.ReportTable(
         "Times below the paper's time-free form, over all texts",
         ("rows", *names, f"{OURS} below {LLADA}"),
         tuple(rows),

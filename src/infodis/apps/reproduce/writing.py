@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infodis import __version__, figures
 from infodis.apps.report.page import cell, write
-from infodis.apps.report.values import Finding, Report, Table
+from infodis.apps.report.values import Report, ReportFinding, ReportTable
 from infodis.apps.reproduce.experiment import Bench, Experiment, Outcome
 from infodis.errors import InputError
 from infodis.figures import Figure
@@ -46,7 +46,7 @@ def _page(experiment: Experiment, outcome: Outcome, bench: Bench) -> Report:
         title=experiment.title,
         about=f"{experiment.paper} of the paper. {outcome.about}",
         findings=tuple(
-            Finding(f"The paper: {claim.paper} Here: {claim.found}", warning=claim.verdict == "does not hold")
+            ReportFinding(f"The paper: {claim.paper} Here: {claim.found}", warning=claim.verdict == "does not hold")
             for claim in outcome.claims
         ),
         tables=(_claims(outcome), *outcome.tables),
@@ -55,9 +55,9 @@ def _page(experiment: Experiment, outcome: Outcome, bench: Bench) -> Report:
     )
 
 
-def _claims(outcome: Outcome) -> Table:
+def _claims(outcome: Outcome) -> ReportTable:
     rows = tuple((claim.paper, claim.found, f"{MARKS[claim.verdict]} {claim.verdict}") for claim in outcome.claims)
-    return Table("Claims", ("the paper", "here", "verdict"), rows)
+    return ReportTable("Claims", ("the paper", "here", "verdict"), rows)
 
 
 def write_all(done: Sequence[Done], path: Path) -> None:
@@ -73,7 +73,7 @@ def write_all(done: Sequence[Done], path: Path) -> None:
         title="The paper, reproduced",
         about=" ".join(f"{count} {verdict}." for verdict, count in counts.items()),
         tables=(
-            Table("Claims", ("experiment", "the paper", "here", "verdict"), rows),
+            ReportTable("Claims", ("experiment", "the paper", "here", "verdict"), rows),
             *(
                 replace(table, title=f"{one.name}: {table.title}")
                 for one, outcome, _ in done
@@ -149,7 +149,7 @@ def _file(experiment: Experiment, figure: Figure) -> str:
     return f"{experiment.name}-{figure.name}.svg"
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """A table as Markdown has it; bars inside cells are escaped."""
     rows = [table.columns, ("---",) * len(table.columns), *table.rows]
     lines = ["| " + " | ".join(cell(one).replace("|", "\\|") for one in row) + " |" for row in rows]

@@ -1,14 +1,92 @@
-"""Two groups of rows, and which row of one belongs to which of the other."""
+"""The records of a group of rows: which scores they have, and which row belongs to which of another group."""
 
 import collections
 import dataclasses
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from infodis.apps.audit.confounds import Text
-from infodis.apps.audit.scores import Record
+from infodis.apps.audit.confounds import ScoredText
 from infodis.errors import InputError
+
+Record = dict[str, Any]
+
+TAIL = 0.2
+"""Of the tokens of a row: the share with the largest credits that makes the tail."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectionScore:
+    """A number of a row that may tell groups apart, and what it means. High: strange to the model."""
+
+    name: str
+    about: str
+    of: Callable[[Record], float | None] = dataclasses.field(repr=False, compare=False)
+
+
+def _per_token(name: str, sign: int = 1) -> Callable[[Record], float | None]:
+    return lambda record: None if record.get(name) is None else sign * record[name] / record["tokens"]
+
+
+def _per_byte(record: Record) -> float | None:
+    return None if record["value"] is None or not record.get("bytes") else record["value"] / record["bytes"]
+
+
+def _tail(record: Record) -> float | None:
+    credits = record["per_token"]
+    if any(credit is None for credit in credits):
+        return None
+    largest = sorted(credits, reverse=True)[: math.ceil(TAIL * len(credits))]
+    return math.fsum(largest) / len(largest)
+
+
+def _quarter(number: int) -> Callable[[Record], float | None]:
+    return lambda record: record["nll_by_mask_rate"][number]
+
+
+def _reference_wins(record: Record) -> float | None:
+    return None if record.get("win_rate") is None else 1 - record["win_rate"]
+
+
+PRIMARY = DetectionScore("nll per token", "Nats per token given the prompt.", _per_token("value"))
+
+SCORES = (
+    PRIMARY,
+    DetectionScore(
+        "nll per byte", "The same per byte of UTF-8: texts that take many tokens are not cheaper for it.", _per_byte
+    ),
+    DetectionScore(
+        "tail", "Mean nll of the fifth of the tokens with the highest nll (in the manner of Min-K %).", _tail
+    ),
+    DetectionScore(
+        "prompt does not help",
+        "Nats per token given the prompt minus nats per token without it, from the same masks.",
+        _per_token("explained", -1),
+    ),
+    DetectionScore(
+        "beyond the reference",
+        "Nats per token under the model minus those under the reference, from the same masks.",
+        _per_token("beyond_reference"),
+    ),
+    DetectionScore(
+        "reference wins",
+        "Share of masks under which the reference, or the text without its prompt, has the lower nll.",
+        _reference_wins,
+    ),
+    DetectionScore(
+        "light masks", "Nats per masked token where at most a quarter of the tokens is masked.", _quarter(0)
+    ),
+    DetectionScore("heavy masks", "Nats per masked token where more than three quarters are masked.", _quarter(-1)),
+)
+
+
+def available(groups: Iterable[Sequence[Record]]) -> list[DetectionScore]:
+    """Scores that all rows of all groups have."""
+    rows = [record for group in groups for record in group]
+    return [score for score in SCORES if all(score.of(record) is not None for record in rows)]
+
 
 MOSTLY = 0.9
 """Of the rows of the smaller group: so many must have a partner, or groups are compared as they are, unpaired."""
@@ -35,8 +113,8 @@ class Group:
             )
         return Group(name, possible, len(records) - len(possible), rejected)
 
-    def texts(self) -> list[Text]:
-        return [Text(record.get("prompt", ""), record["text"], record["tokens"]) for record in self.records]
+    def texts(self) -> list[ScoredText]:
+        return [ScoredText(record.get("prompt", ""), record["text"], record["tokens"]) for record in self.records]
 
     def prompts(self) -> list[str]:
         return [record.get("prompt", "") for record in self.records]
