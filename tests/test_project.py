@@ -19,7 +19,8 @@ SOURCE = ROOT / "src" / "infodis"
 
 LAYERS = {
     "": [
-        {"errors", "rng", "terminal"},
+        {"errors", "terminal"},
+        {"rng"},
         {"files", "device", "settings", "snapshot", "result"},
         {"item", "predictor"},
         {"oracle", "design", "control", "evaluate"},
