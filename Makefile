@@ -32,7 +32,7 @@ test-transformers-4: pyproject.toml constraints.txt  ## models of transformers, 
 	$(PYTHON) -m venv .venv-4
 	.venv-4/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	.venv-4/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' transformers==4.57.6
-	.venv-4/bin/python -m pytest -n 2 -q tests/test_adapters.py tests/test_conformance.py tests/test_doctor.py
+	.venv-4/bin/python -m pytest -n 2 -q tests/models/test_adapters.py tests/models/test_conformance.py tests/models/test_doctor.py
 
 KILLS ?= 200
 faults: $(STAMP)  ## kill `infodis score`, Ray's workers and its driver: the finished file is the same, others are untouched

@@ -471,7 +471,7 @@ MUTATIONS = (
         "models/nets/network.py",
         "logits[..., self.mask_token] = -torch.inf",
         "logits[..., self.mask_token] += 0.0",
-        ("test_adapters.py::test_families_against_peer",),
+        ("models/test_adapters.py::test_families_against_peer",),
     ),
     Mutation(
         "mask-column-in-costs",
@@ -479,7 +479,7 @@ MUTATIONS = (
         "models/nets/network.py",
         "block[:, self.mask_token - start] = -torch.inf",
         "block[:, self.mask_token - start] += 0.0",
-        ("test_adapters.py::test_nll_is_that_of_a_plain_loop",),
+        ("models/test_adapters.py::test_nll_is_that_of_a_plain_loop",),
     ),
     Mutation(
         "padded-columns-in-distributions",
@@ -487,7 +487,7 @@ MUTATIONS = (
         "models/nets/network.py",
         "logits[..., self.tokens :] = -torch.inf",
         "logits[..., self.tokens :] += 0.0",
-        ("test_adapters.py::test_families_against_peer",),
+        ("models/test_adapters.py::test_families_against_peer",),
     ),
     Mutation(
         "padded-columns-in-costs",
@@ -495,7 +495,7 @@ MUTATIONS = (
         "models/nets/network.py",
         "last = min(self.tokens, self.vocab_size)",
         "last = self.vocab_size",
-        ("test_adapters.py::test_nll_is_that_of_a_plain_loop",),
+        ("models/test_adapters.py::test_nll_is_that_of_a_plain_loop",),
     ),
     Mutation(
         "dream-unshifted",
@@ -503,7 +503,7 @@ MUTATIONS = (
         "models/nets/llama.py",
         "if self.shifted:",
         "if not self.blocks:",
-        ("test_adapters.py::test_families_against_peer",),
+        ("models/test_adapters.py::test_families_against_peer",),
     ),
     Mutation(
         "padding-seen",
@@ -511,7 +511,7 @@ MUTATIONS = (
         "models/model.py",
         "visible = None if bool(there.all()) else self._moved(there)",
         "visible = None",
-        ("test_adapters.py::test_a_sequence_scores_the_same_in_any_company",),
+        ("models/test_adapters.py::test_a_sequence_scores_the_same_in_any_batch",),
     ),
     Mutation(
         "special-tokens-scored",
@@ -519,7 +519,7 @@ MUTATIONS = (
         "models/tokenizers.py",
         "if not added and end > len(prompt)",
         "if added or end > len(prompt)",
-        ("test_conformance.py::test_special_tokens_are_context",),
+        ("models/test_conformance.py::test_special_tokens_are_context",),
     ),
     Mutation(
         "special-tokens-of-windows-scored",
@@ -705,7 +705,7 @@ MUTATIONS = (
         "jobs/jobs.py",
         "files.check_same(model.files)",
         "files.directory",
-        ("test_model.py::test_workers_load_what_the_run_was_begun_with",),
+        ("models/test_model.py::test_workers_load_what_the_run_was_begun_with",),
     ),
     Mutation(
         "model-replaced-while-loading",
@@ -713,7 +713,7 @@ MUTATIONS = (
         "models/files.py",
         'raise InputError(f"The model in {self.directory} was changed while it was loaded. Load it again.")',
         "return",
-        ("test_model.py::test_a_model_replaced_between_hash_and_load_is_noticed",),
+        ("models/test_model.py::test_a_model_replaced_between_hash_and_load_is_noticed",),
     ),
     Mutation(
         "replaced-input-read",
@@ -805,7 +805,7 @@ MUTATIONS = (
         "noise/dse.py",
         "parts = parts + last.gather(",
         "parts = parts + 0 * last.gather(",
-        ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
+        ("noise/test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
     ),
     Mutation(
         "time-cut",
@@ -813,7 +813,7 @@ MUTATIONS = (
         "noise/schedule.py",
         "last = 1.0 if math.isinf(until)",
         "last = 0.9 if math.isinf(until)",
-        ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
+        ("noise/test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
     ),
     Mutation(
         "rates-transposed",
@@ -821,7 +821,7 @@ MUTATIONS = (
         "noise/process.py",
         "(self.matrix - self.matrix.diagonal().diag()).T[noised]",
         "(self.matrix - self.matrix.diagonal().diag())[noised]",
-        ("test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
+        ("noise/test_dse.py::test_decomposition_against_exact_for_infinite_and_finite_noise",),
     ),
     Mutation(
         "loss-weight-of-time",
@@ -829,7 +829,7 @@ MUTATIONS = (
         "train/losses.py",
         "self.schedule.rate(levels) * (1 - level) / level",
         "self.schedule.rate(levels) / level",
-        ("test_loss.py::test_cross_entropies_are_unbiased_against_exact[t-dce]",),
+        ("train/test_loss.py::test_cross_entropies_are_unbiased_against_exact[t-dce]",),
     ),
     # Information and consistency.
     Mutation(

@@ -7,9 +7,9 @@ import pytest
 import torch
 import typer
 from pretend import OnDevice, pretend_device
-from test_conformance import build
 from test_score_command import invoke
-from test_train import Silent, losses, prepare
+from tiny_models import build
+from training_runs import Silent, losses, prepare
 
 import infodis
 from infodis import evaluate

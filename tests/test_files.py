@@ -255,7 +255,7 @@ def test_results_without_a_manifest_of_their_own(here):
     ids=lambda words: " ".join(words[:1] + words[-2:]),
 )
 def test_commands_refuse_before_the_work(here, words, monkeypatch):
-    from test_train import prepare
+    from training_runs import prepare
 
     prepare(here)
     (here / "some" / "laptop" / "theory").mkdir(parents=True)
@@ -274,8 +274,8 @@ def test_commands_refuse_before_the_work(here, words, monkeypatch):
 
 
 def test_training_removes_only_its_own_checkpoints(here):
-    from test_train import prepare
-    from test_train import run as train
+    from training_runs import prepare
+    from training_runs import run as train
 
     config = prepare(here / "data", steps=4)
     notes = here / "run" / "step-by-step" / "notes.txt"

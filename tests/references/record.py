@@ -1,4 +1,4 @@
-"""Record what the public RADD and SEDD networks answer, for tests/test_nets.py to compare with.
+"""Record what the public RADD and SEDD networks answer, for tests/models/test_nets.py to compare with.
 
 Needs clones of their repositories, and einops, omegaconf and huggingface_hub:
 

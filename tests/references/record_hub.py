@@ -1,4 +1,4 @@
-"""Record what the public LLaDA, Dream and MDLM networks answer, for tests/test_adapters.py to compare with.
+"""Record what the public LLaDA, Dream and MDLM networks answer, for tests/models/test_adapters.py to compare with.
 
 Needs transformers 4.57.6 (later ones cannot run LLaDA's and Dream's files), einops, omegaconf, and directories with
 their public modeling files, imports among them relative:

@@ -17,8 +17,8 @@ from infodis.models.doctor import examine, with_examples
 from infodis.rng import stream
 from infodis.sampling import sample
 
-REFERENCES = Path(__file__).parent / "references"
-FOREIGN = Path(__file__).parents[2] / "shared" / "data" / "weights" / "rxnmapper_albert"
+REFERENCES = Path(__file__).parents[1] / "references"
+FOREIGN = Path(__file__).parents[3] / "shared" / "data" / "weights" / "rxnmapper_albert"
 
 
 def plain_nll(conditionals, tokens, mask_token) -> float:
@@ -86,7 +86,7 @@ def test_an_unshifted_dream_would_be_seen():
 
 
 @pytest.mark.parametrize("name", ["llada", "dream", "mdlm", "radd", "sedd-absorb"])
-def test_a_sequence_scores_the_same_in_any_company(name):
+def test_a_sequence_scores_the_same_in_any_batch(name):
     """Alone, or padded beside longer ones: to 1e-4 in float32."""
     model = infodis.load(REFERENCES / name)
     texts = [torch.randint(10, (length,), generator=stream(0, length)) for length in (4, 11, 7, 15)]

@@ -1,7 +1,6 @@
 """Training: it learns, it survives being killed, and it says what is wrong."""
 
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from training_runs import CHAIN, Silent, losses, prepare, records, run
 from typer.testing import CliRunner
 
 import infodis
@@ -31,79 +31,10 @@ from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig
 from infodis.train.loop import LOCK, _check_shares
 from infodis.train.optimizers import make_optimizers
 
-CHAIN = MarkovChain.random(order=1, vocab_size=4, temperature=0.2)
-
-CONFIG = """
-[model]
-network = "{network}"
-width = 16
-blocks = 1
-heads = 2
-length = 12
-dropout = 0.1
-
-[data]
-train = "train.txt"
-valid = "valid.txt"
-tokenizer = "dna"
-
-[optim]
-loss = "{loss}"
-steps = {steps}
-batch = 8
-micro_batch = 4
-warmup = 5
-learning_rate = 0.01
-
-[run]
-device = "cpu"
-log_every = {log_every}
-validate_every = 5
-valid_windows = 4
-valid_evaluations = 4
-checkpoint_every = 3
-"""
-
-
-class Silent:
-    def __init__(self):
-        self.messages = []
-
-    def progress(self, report): ...
-    def validation(self, report): ...
-    def message(self, text):
-        self.messages.append(text)
-
-
-@functools.cache
-def text_of_chain(part: str, count: int) -> str:
-    return "".join("ACGT"[token] for token in CHAIN.sample(1, length=count, generator=stream(0, part))[0])
-
-
-def prepare(directory: Path, *, network="radd", loss="k-dce", steps=14, log_every=1) -> Path:
-    directory.mkdir(exist_ok=True)
-    for part, count in (("train", 20_000), ("valid", 500)):
-        (directory / f"{part}.txt").write_text(text_of_chain(part, count))
-    path = directory / "config.toml"
-    path.write_text(CONFIG.format(network=network, loss=loss, steps=steps, log_every=log_every))
-    return path
-
 
 def with_optimizer(path: Path, name: str) -> Path:
     path.write_text(path.read_text().replace("[optim]", f'[optim]\noptimizer = "{name}"'))
     return path
-
-
-def run(path: Path, out: Path, *, resume: bool = False, reporter=None) -> Path:
-    return train(read_config(path), out, base=path.parent, resume=resume, reporter=reporter or Silent())
-
-
-def records(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(out: Path) -> list[tuple[int, float]]:
-    return [(r["step"], r["nats"]) for r in records(out) if r["kind"] == "progress"]
 
 
 def command(path: Path, out: Path, *more: str) -> list[str]:

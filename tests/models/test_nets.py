@@ -15,7 +15,7 @@ from infodis.models.nets import RADD, SEDD, SIZES, Shape, initialise
 from infodis.predictor import Predictor, check_log_conditionals, gather_surprisal
 from infodis.rng import stream
 
-REFERENCES = Path(__file__).parent / "references"
+REFERENCES = Path(__file__).parents[1] / "references"
 SMALL = Shape(width=24, blocks=2, heads=3)
 
 
