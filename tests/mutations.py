@@ -314,8 +314,8 @@ MUTATIONS = (
         "ratio-reversed",
         "a ratio is log p(y) - log p(x), not the reverse",
         "quantities/ratio.py",
-        "total = total - sign * one",
-        "total = total + sign * one",
+        "side.item, name, -side.sign)",
+        "side.item, name, side.sign)",
         ("test_ratio.py::test_exact_designs_give_exact_ratios",),
     ),
     Mutation(

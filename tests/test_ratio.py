@@ -281,8 +281,8 @@ def test_little_memory_changes_no_number(monkeypatch):
     texts = CHAIN.sample(6, length=18, generator=stream(0, "many"))
     comparisons = [Comparison(margin(CHAIN, read(y), read(X)), Request(Tiled(), None, 32)) for y in texts]
     roomy = compared(comparisons)
-    monkeypatch.setattr(infodis.quantities.ratio, "CHUNK", 1000)
-    monkeypatch.setattr(infodis.quantities.ratio, "WINDOW", 1000)
+    monkeypatch.setattr(infodis.estimate, "CHUNK", 1000)
+    monkeypatch.setattr(infodis.estimate, "WINDOW", 1000)
     for one, other in zip(roomy, compared(comparisons), strict=True):
         assert torch.allclose(one.replicates, other.replicates, rtol=0, atol=1e-9)
 

@@ -1,13 +1,15 @@
-"""Likelihoods with error bars: `nll` (mask average) and `order_nll` (one reveal order).
+"""Likelihoods with error bars: the request, and the one replicate loop.
 
 `nll` draws masks by a design, asks the predictor for surprisals, subtracts a control, and returns an `Estimate` whose
-standard error comes from independent replicates of all of that.
+standard error comes from independent replicates of all of that. A likelihood is a `Combination` of one term, a ratio
+one of two with shared random numbers: the loop is the same.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import SupportsIndex
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, SupportsIndex
 
 import torch
 from jaxtyping import Float64
@@ -96,16 +98,16 @@ class Request:
         """Refuse a budget that pays for no target of more than one token, before any is looked at."""
         self.design.layout(2, self.rows)
 
-    def first_rows(self, length: int, *, sides: int = 1) -> int:
-        """What to spend on each of some sides before looking at the spread for the first time.
+    def first_rows(self, length: int, *, terms: int = 1) -> int:
+        """What to spend on each of some terms before looking at the spread for the first time.
 
         On the way to a standard error it grows with the square root of what texts typically need: their variance times
-        the rows spent is around half a nat squared per token, and variances of sides add up. Small first stages have
+        the rows spent is around half a nat squared per token, and variances of terms add up. Small first stages have
         small replicates, which vary more row for row; a large one cannot be taken back.
         """
         if not self.open_ended:
             return self.rows
-        typical = 0.5 * sides * length / self.precision(float(length)) ** 2
+        typical = 0.5 * terms * length / self.precision(float(length)) ** 2
         return min(self.rows, LARGEST_STAGE, max(SMALLEST_STAGE, round(20 * math.sqrt(typical))))
 
     def first_layout(self, design: MaskDesign, length: int, rows: int) -> Layout:
@@ -196,101 +198,279 @@ def estimate_items(
 ) -> list[Estimate]:
     """Estimate many items; `names` are their names in the random streams (by default their content)."""
     check_items(predictor, items)
-    if names is None:  # equal items meet equal masks: they are scored once
-        distinct = {item.key: item for item in items}
-        if len(distinct) < len(items):
-            once = estimate_items(predictor, list(distinct.values()), request, seed=seed)
-            by_key = dict(zip(distinct, once, strict=True))
-            return [by_key[item.key] for item in items]
-        names = list(distinct)
-    groups = list(_chunks(items, request))
-    coroutines = (
-        nll_coroutine(predictor, [items[n] for n in group], request, seed=seed, names=[names[n] for n in group])
-        for group in groups
-    )
-    largest = max(len(group) * _entries(items[group[0]], request) for group in groups)
-    batching = Batching(request.batch_size, together=max(1, WINDOW // largest))
-    found: dict[int, Estimate] = {}
-    for group, estimates in zip(groups, run_batched(coroutines, batching), strict=True):
-        found |= dict(zip(group, estimates, strict=True))
-    return [found[n] for n in range(len(items))]
+    named = [item.key for item in items] if names is None else names
+    terms = (Term(predictor, item, name) for item, name in zip(items, named, strict=True))
+    found = estimate_combinations([Combination((term,), request, seed) for term in terms])
+    return [raise_if_refused(one).estimates[0] for one in found]
 
 
-def nll_coroutine(
-    predictor: Predictor, items: list[Item], request: Request, *, seed: int, names: list[int]
-) -> Coroutine[list[Estimate]]:
-    """The coroutine that estimates items of one length and target size."""
-    batch, length = ItemBatch.of(predictor, items), items[0].target.numel()
-    seen, settled = yield from pilot_coroutine(batch, request)
-    groups: dict[tuple[MaskDesign, int], list[int]] = {}
-    for number, choice in enumerate(settled):
-        groups.setdefault(choice, []).append(number)
-    found: dict[int, Estimate] = {}
-    for (design, rows), members in groups.items():
-        begun = Sample.of(
-            [items[n] for n in members],
-            [names[n] for n in members],
-            batch.subset(torch.tensor(members)),
-            design,
-            request.first_layout(design, length, rows),
-            control=request.control,
-            seed=seed,
-            seen=seen.subset(torch.tensor(members)),
-        )
-        sample = yield from begun.extend(begun.layout.replicates)
-        found |= dict(zip(members, (yield from _second_stage(sample, request)), strict=True))
-    return [found[n] for n in range(len(items))]
+@dataclasses.dataclass(frozen=True, eq=False)
+class Term:
+    """One `nll` of a combination: the name of its random stream, and what it is multiplied by."""
+
+    predictor: Predictor
+    item: Item
+    name: int
+    coefficient: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Terms of one shape can be drawn together."""
+        return id(self.predictor), self.item.length, self.item.target.numel()
 
 
-def pilot_coroutine(
-    batch: ItemBatch, request: Request, *, sides: int = 1
-) -> Coroutine[tuple[Observations, list[tuple[MaskDesign, int]]]]:
-    """A pilot, if the design wants one; for every item the design it settles on, and the rows left to spend."""
-    items, length = batch.target.shape
-    rows = request.first_rows(length, sides=sides)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Combination:
+    """A sum of coefficient x `nll`: one term for a likelihood, two for a ratio, four for a reward margin.
+
+    Terms of one name draw from the same uniform numbers. The first term with a positive coefficient is the **base**: a
+    pilot on it chooses the design of all terms.
+    """
+
+    terms: tuple[Term, ...]
+    request: Request
+    seed: int
+
+    @property
+    def base(self) -> Term:
+        return next(term for term in self.terms if term.coefficient > 0)
+
+    @property
+    def first_rows(self) -> int:
+        """Of each term: what to spend before looking at the spread."""
+        terms = min(2, len(self.terms))  # four as two: they share terms
+        return self.request.first_rows(self.base.item.target.numel(), terms=terms)
+
+    @property
+    def entries(self) -> int:
+        """Mask entries of a first stage, about."""
+        rows = self.first_rows
+        sizes = [term.item.target.numel() for term in self.terms]
+        if isinstance(self.request.design, Enumerate):
+            return sum(size * min(rows, 2 ** min(size, 63)) for size in sizes)
+        return sum(size * rows for size in sizes)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Combined:
+    """What came of a combination: the estimate of every term, and the replicates of the sum."""
+
+    estimates: tuple[Estimate, ...]
+    replicates: Float64[Tensor, " replicates"]
+    stopped: Stopped
+    first: int | None
+
+    @property
+    def evaluations(self) -> int:
+        return sum(estimate.evaluations for estimate in self.estimates)
+
+
+def raise_if_refused(outcome: "Combined | InputError") -> Combined:
+    """The outcome, if there is one."""
+    if isinstance(outcome, InputError):
+        raise outcome
+    return outcome
+
+
+def estimate_combinations(combinations: Sequence[Combination]) -> "list[Combined | InputError]":
+    """Estimate many combinations side by side; what came of each, in order.
+
+    Their rows share batches, and what several of them need (the same term from the same numbers) is evaluated once. A
+    combination whose budget is too small for its design gives the `InputError` that says so, and the others go on.
+    Batches are as small as the smallest that a request asks for.
+    """
+    groups = list(_groups(combinations))
+    largest = max((sum(combinations[n].entries for n in group) for group in groups), default=1)
+    sizes = [combination.request.batch_size for combination in combinations]
+    smallest = min((size for size in sizes if size is not None), default=None)
+    batching = Batching(smallest, together=max(1, WINDOW // largest))
+    coroutines = (combination_coroutine([combinations[n] for n in group]) for group in groups)
+    found: dict[int, Combined | InputError] = {}
+    for group, outcomes in zip(groups, run_batched(coroutines, batching), strict=True):
+        found |= dict(zip(group, outcomes, strict=True))
+    return [found[n] for n in range(len(combinations))]
+
+
+def _groups(combinations: Sequence[Combination]) -> Iterator[list[int]]:
+    """Numbers of combinations that begin alike, few enough at a time to fit in memory."""
+    alike: dict[tuple, list[int]] = {}
+    for number, one in enumerate(combinations):
+        alike.setdefault((one.base.shape, one.first_rows, one.request, one.seed), []).append(number)
+    for members in sorted(
+        alike.values(), key=lambda m: combinations[m[0]].base.shape[1:], reverse=True
+    ):  # less padding
+        group: list[int] = []
+        entries = 0
+        for number in members:
+            entries += combinations[number].entries
+            if group and entries > CHUNK:
+                yield group
+                group, entries = [], combinations[number].entries
+            group.append(number)
+        yield group
+
+
+def combination_coroutine(combinations: Sequence[Combination]) -> "Coroutine[list[Combined | InputError]]":
+    """The coroutine that estimates combinations whose bases have one shape, for one request and one seed.
+
+    This is the one replicate loop: a pilot chooses a design, a first stage of replicates is drawn, its spread says once
+    how many there shall be, and those are drawn.
+    """
+    begun = yield from _begin(combinations)
+    stages = [stage for stage in begun if isinstance(stage, _Stage)]
+    first = yield from _first_stage(stages)
+    estimates = yield from _second_stage(stages, first)
+    outcomes = iter(stage.combined(some) for stage, some in zip(stages, estimates, strict=True))
+    return [next(outcomes) if isinstance(stage, _Stage) else stage for stage in begun]
+
+
+def _begin(combinations: Sequence[Combination]) -> "Coroutine[list[_Stage | InputError]]":
+    """A pilot on every distinct base, if the design wants one, and the design that it chooses."""
+    request, rows = combinations[0].request, combinations[0].first_rows
+    bases = {one.base.item.key: one.base.item for one in combinations}
+    batch, length = ItemBatch.of(combinations[0].base.predictor, list(bases.values())), combinations[0].base.shape[2]
     pilot = request.design.pilot(length, rows)
-    seen = yield from Observations.none(items, length).extend(batch, pilot.expand(items, -1, -1))
+    seen = yield from Observations.none(len(bases), length).extend(batch, pilot.expand(len(bases), -1, -1))
     precision = request.precision(float(length)) if request.open_ended else None
-    return seen, [request.design.settle(length, rows, found, precision=precision) for found in seen.surprisal]
+    chosen = [request.design.settle(length, rows, found, precision=precision) for found in seen.surprisal]
+    place = {key: number for number, key in enumerate(bases)}
+    begun: list[_Stage | InputError] = []
+    for combination in combinations:
+        number = place[combination.base.item.key]
+        try:
+            begun.append(_Stage.begin(combination, *chosen[number], seen.subset(torch.tensor([number]))))
+        except InputError as error:
+            begun.append(error)
+    return begun
 
 
-def _second_stage(sample: "Sample", request: Request) -> Coroutine[list[Estimate]]:
-    """Estimates from a first stage: what its spread asks for is drawn, and all of it summed up.
+Place = tuple[Sample, int]
+"""The replicates of one term: a sample that it shares with other terms, and its place there."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Stage:
+    """A combination whose design is chosen: one for all terms, with as many replicates of each."""
+
+    combination: Combination
+    design: MaskDesign
+    layouts: tuple[Layout, ...]
+    pilot: Observations
+    """Of the base."""
+
+    @staticmethod
+    def begin(combination: Combination, design: MaskDesign, rows: int, pilot: Observations) -> "_Stage":
+        """`InputError` if a term is too long for the design and its rows."""
+        request = combination.request
+        sizes = [term.item.target.numel() for term in combination.terms]
+        if isinstance(request.design, Auto) and not _fits(design, max(sizes), rows):
+            design = request.design.tiled
+        layouts = [request.first_layout(design, size, rows) for size in sizes]
+        replicates = min((layout.replicates for layout in layouts if layout.replicates > 1), default=1)
+        few = [dataclasses.replace(one, replicates=min(one.replicates, replicates)) for one in layouts]
+        return _Stage(combination, design, tuple(few), pilot)
+
+    @property
+    def replicates(self) -> int:
+        return max(layout.replicates for layout in self.layouts)
+
+    def goal(self, places: Sequence[Place]) -> tuple[int, Stopped]:
+        """How many replicates there shall be, given a first stage; 1 where all is, or had better be, enumerated."""
+        request = self.combination.request
+        if self.replicates == 1:
+            return 1, "exact"
+        rows = max(layout.rows for layout in self.layouts if layout.replicates > 1)
+        most = (request.rows - self.pilot.masked.shape[1]) // rows
+        goal, stopped = request.replicates_for(self.sum([sample.values[place] for sample, place in places]), most=most)
+        masks = sum(2 ** min(term.item.target.numel(), 64) for term in self.combination.terms)
+        cheaper = masks <= (goal - self.replicates) * rows * len(places)
+        return (1, "exact") if isinstance(request.design, Auto) and cheaper else (goal, stopped)
+
+    def combined(self, estimates: Sequence[Estimate]) -> Combined:
+        """What the terms add up to. How sure that is, those that are not exact decide."""
+        random = next((one for one in estimates if one.stopped != "exact"), estimates[0])
+        return Combined(tuple(estimates), self.sum([e.replicates for e in estimates]), random.stopped, random.first)
+
+    def sum(self, values: Sequence[Tensor]) -> Float64[Tensor, " replicates"]:
+        """Replicate by replicate; an exact term counts for every replicate of the others."""
+        total = torch.zeros(max(one.numel() for one in values), dtype=torch.float64)
+        for one, term in zip(values, self.combination.terms, strict=True):
+            total = total + term.coefficient * one
+        return total
+
+
+def _first_stage(stages: Sequence[_Stage]) -> Coroutine[list[list[Place]]]:
+    """Every term of every stage with its first replicates. Terms of one shape are drawn together, equal ones once."""
+    begun: dict[tuple, tuple[Term, Observations | None]] = {}
+    wanted: list[list[tuple]] = []
+    for stage in stages:
+        wanted.append([])
+        for term, layout in zip(stage.combination.terms, stage.layouts, strict=True):
+            looked = term is stage.combination.base and stage.pilot.masked.shape[1] > 0
+            pilot = stage.pilot if looked else None
+            want = ((term.shape, stage.design, layout, pilot is None), (term.item.key, term.name))
+            begun.setdefault(want, (term, pilot))
+            wanted[-1].append(want)
+
+    def draw(group: tuple, members: list[tuple]) -> Coroutine[list[Place]]:
+        _, design, layout, _ = group
+        terms, pilots = zip(*(begun[group, member] for member in members), strict=True)
+        sample = Sample.of(
+            [term.item for term in terms],
+            [term.name for term in terms],
+            ItemBatch.of(terms[0].predictor, [term.item for term in terms]),
+            design,
+            layout,
+            control=stages[0].combination.request.control,
+            seed=stages[0].combination.seed,
+            seen=None if pilots[0] is None else Observations.joined(list(pilots)),
+        )
+        sample = yield from sample.extend(layout.replicates)
+        return [(sample, place) for place in range(len(members))]
+
+    return (yield from _each_once(wanted, draw))
+
+
+def _second_stage(stages: Sequence[_Stage], first: Sequence[Sequence[Place]]) -> Coroutine[list[list[Estimate]]]:
+    """The estimate of every term from as many replicates as the first stage asks for.
 
     Where everything could be enumerated for that, it is.
     """
-    if sample.layout.replicates == 1:
-        return sample.estimates(None, "exact")
-    count, length = sample.count, sample.weight.shape[-1]
-    most = (request.rows - sample.skip) // sample.layout.rows
-    goals = [request.replicates_for(values, most=most) for values in sample.combine()[0]]
-    found: dict[int, Estimate] = {}
-    for goal, stopped in dict.fromkeys(goals):
-        places = [place for place, other in enumerate(goals) if other == (goal, stopped)]
+    wanted: list[list[tuple]] = []
+    for stage, places in zip(stages, first, strict=True):
+        goal = stage.goal(places)
+        exact = (1, "exact")
+        wanted.append([((sample, exact if sample.exact else goal), place) for sample, place in places])
+
+    def draw(group: tuple, places: list[int]) -> Coroutine[list[Estimate]]:
+        sample, (count, stopped) = group
         some = sample.subset(torch.tensor(places))
-        if isinstance(request.design, Auto) and 2 ** min(length, 64) <= (goal - count) * sample.layout.rows:
-            some = yield from some.enumerated().extend(1)
-            estimates = some.estimates(None, "exact")
-        else:
-            some = yield from some.extend(goal)
-            estimates = some.estimates(count if request.open_ended else None, stopped)
-        found |= dict(zip(places, estimates, strict=True))
-    return [found[place] for place in range(len(goals))]
+        if stopped == "exact" and not sample.exact:
+            some = some.enumerated()
+        some = yield from some.extend(count)
+        decided = stages[0].combination.request.open_ended and stopped != "exact"
+        return some.estimates(sample.count if decided else None, stopped)
+
+    return (yield from _each_once(wanted, draw))
 
 
-def _entries(item: Item, request: Request) -> int:
-    """Mask entries that an item begins with."""
-    length = item.target.numel()
-    rows = request.first_rows(length)
-    return length * (min(rows, 2 ** min(length, 63)) if isinstance(request.design, Enumerate) else rows)
+def _each_once(
+    wanted: Sequence[Sequence[tuple[Hashable, Any]]], draw: Callable[[Any, list], Coroutine[list]]
+) -> Coroutine[list[list]]:
+    """What `draw` makes of the distinct members of every group, for every (group, member) that is wanted."""
+    groups: dict[Hashable, dict[Any, None]] = {}
+    for group, member in itertools.chain.from_iterable(wanted):
+        groups.setdefault(group, {})[member] = None
+    known: dict[tuple[Hashable, Any], Any] = {}
+    for group, members in groups.items():
+        found = yield from draw(group, list(members))
+        known |= {(group, member): one for member, one in zip(members, found, strict=True)}
+    return [[known[want] for want in some] for some in wanted]
 
 
-def _chunks(items: Sequence[Item], request: Request) -> Iterator[list[int]]:
-    """Numbers of items that have the same length and target size, few enough at a time to fit in memory."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for number, item in enumerate(items):
-        groups.setdefault((item.length, item.target.numel()), []).append(number)
-    for _, members in sorted(groups.items(), reverse=True):  # neighbours pad each other least
-        step = max(1, CHUNK // _entries(items[members[0]], request))
-        for start in range(0, len(members), step):
-            yield members[start : start + step]
+def _fits(design: MaskDesign, length: int, rows: int) -> bool:
+    try:
+        design.layout(length, rows)
+    except InputError:
+        return False
+    return True

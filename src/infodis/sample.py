@@ -5,6 +5,7 @@ sums: the value of every replicate, and the credit of every position with its st
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -61,6 +62,16 @@ class Sample:
     def count(self) -> int:
         return self.weight.shape[1] // self.layout.rows
 
+    @property
+    def exact(self) -> bool:
+        """Whether a single replicate holds all masks."""
+        return self.layout.replicates == 1
+
+    @functools.cached_property
+    def values(self) -> Float64[Tensor, "items replicates"]:
+        """The value of every replicate."""
+        return self.combine()[0]
+
     def subset(self, places: Int[Tensor, " some"]) -> "Sample":
         return dataclasses.replace(
             self,
@@ -69,19 +80,6 @@ class Sample:
             batch=self.batch.subset(places),
             weight=self.weight[places],
             seen=self.seen.subset(places),
-        )
-
-    @staticmethod
-    def joined(samples: "Sequence[Sample]") -> "Sample":
-        """Samples of one predictor, shape, design and number of replicates as one."""
-        first = samples[0]
-        return dataclasses.replace(
-            first,
-            items=[item for sample in samples for item in sample.items],
-            names=[name for sample in samples for name in sample.names],
-            batch=ItemBatch.joined([sample.batch for sample in samples]),
-            weight=torch.cat([sample.weight for sample in samples]),
-            seen=Observations.joined([sample.seen for sample in samples]),
         )
 
     def enumerated(self) -> "Sample":

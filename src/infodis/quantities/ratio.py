@@ -10,24 +10,20 @@ makes many of them side by side, so that their rows share batches.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, SupportsIndex
 
-import torch
-from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.auto import Auto
 from infodis.control import Control, Neighbours
-from infodis.design import Layout, MaskDesign
+from infodis.design import MaskDesign
 from infodis.errors import InputError
-from infodis.estimate import CHUNK, WINDOW, Request, pilot_coroutine
-from infodis.evaluate import Batching, Coroutine, ItemBatch, run_batched
+from infodis.estimate import Combination, Combined, Request, Term, estimate_combinations
 from infodis.item import Item, Positions, Tokens, read_items
 from infodis.predictor import Predictor
-from infodis.result import Estimate, Replicated, Stopped
+from infodis.result import Estimate, Replicated
 from infodis.rng import check_seed, key
-from infodis.sample import Sample
 
 Sign = Literal[1, -1]
 
@@ -127,11 +123,6 @@ class Side:
     item: Item
     sign: Sign = 1
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Sides of one shape can be estimated together."""
-        return id(self.predictor), self.item.length, self.item.target.numel()
-
 
 def margin(policy: Predictor, chosen: Item, rejected: Item, *, reference: Predictor | None = None) -> tuple[Side, ...]:
     """The sides of log p(chosen) - log p(rejected); with a reference, minus the same under the reference.
@@ -167,12 +158,6 @@ class Comparison:
     def base(self) -> Side:
         return next(side for side in self.sides if side.sign == -1)
 
-    @property
-    def entries(self) -> int:
-        """Mask entries of a first stage, about."""
-        rows = self.request.first_rows(self.base.item.target.numel(), sides=2)
-        return rows * sum(side.item.target.numel() for side in self.sides)
-
     def names(self) -> list[int]:
         """The random stream of every side."""
         shared = last = key(self.base.item.key, "ratio", 0)
@@ -184,6 +169,33 @@ class Comparison:
                 last = key(last, "apart")
                 names.append(last)
         return names
+
+    def combination(self) -> Combination:
+        """The same as a sum of nlls: log p is minus one."""
+        terms = (
+            Term(side.predictor, side.item, name, -side.sign)
+            for side, name in zip(self.sides, self.names(), strict=True)
+        )
+        return Combination(tuple(terms), self.request, self.seed)
+
+    def outcome(self, found: Combined | InputError) -> Outcome:
+        """What the estimates of its sides come to."""
+        if isinstance(found, InputError):
+            return found
+        infinite = {side.sign for side, one in zip(self.sides, found.estimates, strict=True) if one.impossible}
+        if len(infinite) == 2:
+            return InputError("Both sides of the ratio hold a probability of zero, so it is not defined.")
+        return Ratio(
+            self.quantity,
+            found.replicates,
+            found.evaluations,
+            self.seed,
+            found.stopped,
+            found.estimates,
+            tuple(side.sign for side in self.sides),
+            self.coupled,
+            first=found.first,
+        )
 
     def ratio(self) -> Ratio:
         """The outcome of this comparison alone."""
@@ -199,181 +211,8 @@ def _defined(outcome: Outcome) -> Ratio:
 def compare(comparisons: Sequence[Comparison]) -> list[Outcome]:
     """Make many comparisons side by side; what came of each, in order.
 
-    Their rows share batches, and what several of them ask (the same side from the same numbers) is asked once. A
-    comparison that has no answer, since two probabilities of zero meet or its budget is too small for its design, gives
-    the `InputError` that says so, and the others go on. Batches are as small as the smallest that a request asks for.
+    Their rows share batches, and what several of them need is evaluated once. A comparison that has no answer, since
+    two probabilities of zero meet or its budget is too small for its design, gives the `InputError` that says so.
     """
-    groups = list(_groups(comparisons))
-    largest = max((sum(comparisons[n].entries for n in group) for group in groups), default=1)
-    sizes = [comparison.request.batch_size for comparison in comparisons]
-    smallest = min((size for size in sizes if size is not None), default=None)
-    batching = Batching(smallest, together=max(1, WINDOW // largest))
-    coroutines = (ratio_coroutine([comparisons[n] for n in group]) for group in groups)
-    found: dict[int, Outcome] = {}
-    for group, outcomes in zip(groups, run_batched(coroutines, batching), strict=True):
-        found |= dict(zip(group, outcomes, strict=True))
-    return [found[n] for n in range(len(comparisons))]
-
-
-def _groups(comparisons: Sequence[Comparison]) -> Iterator[list[int]]:
-    """Numbers of comparisons that begin alike, few enough at a time to fit in memory."""
-    alike: dict[tuple, list[int]] = {}
-    for number, comparison in enumerate(comparisons):
-        alike.setdefault((comparison.base.shape, comparison.request, comparison.seed), []).append(number)
-    for members in sorted(alike.values(), key=lambda m: -comparisons[m[0]].base.item.length):  # less padding
-        group: list[int] = []
-        entries = 0
-        for number in members:
-            entries += comparisons[number].entries
-            if group and entries > CHUNK:
-                yield group
-                group, entries = [], comparisons[number].entries
-            group.append(number)
-        yield group
-
-
-def ratio_coroutine(comparisons: Sequence[Comparison]) -> Coroutine[list[Outcome]]:
-    """The coroutine that makes comparisons with bases of one shape, one request and one seed."""
-    begun = yield from _begin(comparisons)
-    stages = [stage for stage in begun if isinstance(stage, Stage)]
-    first = yield from _sampled(stages, [stage.replicates for stage in stages])
-    goals = [stage.goal(samples) for stage, samples in zip(stages, first, strict=True)]
-    second = yield from _sampled(stages, [count for count, _ in goals], first)
-    found = iter(
-        stage.outcome(samples, stopped) for stage, samples, (_, stopped) in zip(stages, second, goals, strict=True)
-    )
-    return [next(found) if isinstance(stage, Stage) else stage for stage in begun]
-
-
-def _begin(comparisons: Sequence[Comparison]) -> "Coroutine[list[Stage | InputError]]":
-    """A pilot on every distinct base, and what it settles."""
-    bases = {comparison.base.item.key: comparison.base.item for comparison in comparisons}
-    request = comparisons[0].request
-    batch = ItemBatch.of(comparisons[0].base.predictor, list(bases.values()))
-    seen, settled = yield from pilot_coroutine(batch, request, sides=2)  # as many for all: they may share sides
-    known = dict(zip(bases, zip(settled, seen.cost.tolist(), strict=True), strict=True))
-    begun: list[Stage | InputError] = []
-    for comparison in comparisons:
-        (design, rows), cost = known[comparison.base.item.key]
-        try:
-            begun.append(Stage.begin(comparison, design, rows, pilot=cost))
-        except InputError as error:
-            begun.append(error)
-    return begun
-
-
-def _sampled(
-    stages: "Sequence[Stage]", counts: Sequence[int], before: Sequence[tuple[Sample, ...]] | None = None
-) -> Coroutine[list[tuple[Sample, ...]]]:
-    """Every side of every stage with so many replicates. Sides of one shape are asked together, equal ones once."""
-    groups: dict[tuple, dict[tuple[int, int], Sample]] = {}
-    asked: list[list[tuple]] = []
-    for number, (stage, count) in enumerate(zip(stages, counts, strict=True)):
-        asked.append([])
-        begun = stage.samples() if before is None else before[number]
-        for side, sample in zip(stage.comparison.sides, begun, strict=True):
-            goal = min(count, 1) if sample.layout.replicates == 1 else count
-            group = (side.shape, sample.design, sample.layout, sample.control, sample.seed, goal)
-            member = (sample.items[0].key, sample.names[0])
-            groups.setdefault(group, {})[member] = sample
-            asked[-1].append((group, member))
-    known: dict[tuple, Sample] = {}
-    for group, members in groups.items():
-        together = yield from Sample.joined(list(members.values())).extend(group[-1])
-        for place, member in enumerate(members):
-            known[group, member] = together.subset(torch.tensor([place]))
-    return [tuple(known[ask] for ask in asks) for asks in asked]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stage:
-    """A comparison whose design is settled: one for all sides, with as many replicates of each."""
-
-    comparison: Comparison
-    design: MaskDesign
-    layouts: tuple[Layout, ...]
-    pilot: int
-    """Forward rows that it took to settle on the design."""
-
-    @staticmethod
-    def begin(comparison: Comparison, design: MaskDesign, rows: int, *, pilot: int) -> "Stage":
-        """`InputError` if a side is too long for the design and its rows."""
-        request = comparison.request
-        sizes = [side.item.target.numel() for side in comparison.sides]
-        if isinstance(request.design, Auto) and not _fits(design, max(sizes), rows):
-            design = request.design.tiled
-        layouts = [request.first_layout(design, size, rows) for size in sizes]
-        replicates = min((layout.replicates for layout in layouts if layout.replicates > 1), default=1)
-        few = [dataclasses.replace(one, replicates=min(one.replicates, replicates)) for one in layouts]
-        return Stage(comparison, design, tuple(few), pilot)
-
-    @property
-    def replicates(self) -> int:
-        return max(layout.replicates for layout in self.layouts)
-
-    def samples(self) -> tuple[Sample, ...]:
-        """No replicates yet, of any side."""
-        comparison = self.comparison
-        return tuple(
-            Sample.of(
-                [side.item],
-                [name],
-                ItemBatch.of(side.predictor, [side.item]),
-                self.design,
-                layout,
-                control=comparison.request.control,
-                seed=comparison.seed,
-            )
-            for side, name, layout in zip(comparison.sides, comparison.names(), self.layouts, strict=True)
-        )
-
-    def goal(self, samples: tuple[Sample, ...]) -> tuple[int, Stopped]:
-        """How many replicates there shall be, given a first stage."""
-        if self.replicates == 1:
-            return 1, "exact"
-        request = self.comparison.request
-        most = (request.rows - self.pilot) // max(layout.rows for layout in self.layouts if layout.replicates > 1)
-        return request.replicates_for(self._signed_sum([one.combine()[0][0] for one in samples]), most=most)
-
-    def outcome(self, samples: tuple[Sample, ...], stopped: Stopped) -> Outcome:
-        """What came of it."""
-        first = self.replicates if self.comparison.request.open_ended and self.replicates > 1 else None
-        sides = tuple(self._side(sample, first, stopped) for sample in samples)
-        infinite = {sign for sign, side in zip(self._signs, sides, strict=True) if side.impossible}
-        if len(infinite) == 2:
-            return InputError("Both sides of the ratio hold a probability of zero, so it is not defined.")
-        return Ratio(
-            self.comparison.quantity,
-            self._signed_sum([side.replicates for side in sides]),
-            self.pilot + sum(side.evaluations for side in sides),
-            self.comparison.seed,
-            stopped,
-            sides,
-            self._signs,
-            self.comparison.coupled,
-            first=first,
-        )
-
-    @staticmethod
-    def _side(sample: Sample, first: int | None, stopped: Stopped) -> Estimate:
-        exact = sample.layout.replicates == 1
-        return sample.estimates(None if exact else first, "exact" if exact else stopped)[0]
-
-    @property
-    def _signs(self) -> tuple[Sign, ...]:
-        return tuple(side.sign for side in self.comparison.sides)
-
-    def _signed_sum(self, values: Sequence[Tensor]) -> Float64[Tensor, " replicates"]:
-        """The sum of sign x log p, replicate by replicate; an exact side counts for every replicate of the others."""
-        total = torch.zeros(max(one.numel() for one in values), dtype=torch.float64)
-        for one, sign in zip(values, self._signs, strict=True):
-            total = total - sign * one
-        return total
-
-
-def _fits(design: MaskDesign, length: int, rows: int) -> bool:
-    try:
-        design.layout(length, rows)
-    except InputError:
-        return False
-    return True
+    found = estimate_combinations([comparison.combination() for comparison in comparisons])
+    return [comparison.outcome(one) for comparison, one in zip(comparisons, found, strict=True)]
