@@ -29,17 +29,17 @@ from infodis.apps.audit.measure import AuditJob
 from infodis.apps.audit.records import PRIMARY, Group
 from infodis.apps.audit.reporting import interval_text, p_text, write_audit
 from infodis.apps.audit.separation import separate
-from infodis.apps.reproduce.groups import (
-    Cut,
+from infodis.apps.reproduce.data import CHINESE, PAIRS
+from infodis.apps.reproduce.prompts import (
     Row,
-    Shape,
-    continued,
+    TextCutter,
+    WindowShape,
+    continuations,
     elsewhere,
     shuffled,
-    transliterated,
+    transliterate,
     windows,
 )
-from infodis.apps.reproduce.material import CHINESE, PAIRS
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec, Reading
 from infodis.jobs.jobs import ModelSpec
@@ -47,7 +47,7 @@ from infodis.jobs.local import InProcess
 from infodis.jobs.run import Plan, run
 from infodis.rng import stream
 
-SHAPE = Shape(128, 128)
+SHAPE = WindowShape(128, 128)
 HELD_OUT = Path(__file__).parents[1] / "data" / "text8_valid.txt.gz"
 
 
@@ -58,10 +58,10 @@ def groups(data: Path | None, count: int) -> Iterator[tuple[str, list[Row]]]:
     yield "elsewhere", list(elsewhere(held))
     if data is not None and (path := data / PAIRS.file).exists():
         pairs = PAIRS.read(path)
-        yield "human", list(continued(pairs, "y_human", Cut(SHAPE)))[:count]
-        yield "gpt", list(continued(pairs, "y_llm", Cut(SHAPE)))[:count]
+        yield "human", list(continuations(pairs, "y_human", TextCutter(SHAPE)))[:count]
+        yield "gpt", list(continuations(pairs, "y_llm", TextCutter(SHAPE)))[:count]
     if data is not None and (prose := data / CHINESE.file).exists():
-        letters = transliterated(CHINESE.read(prose))
+        letters = transliterate(CHINESE.read(prose))
         if letters is not None:
             yield "chinese", windows(letters, count, SHAPE, whole=True)
 

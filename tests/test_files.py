@@ -299,24 +299,6 @@ def test_a_cache_of_answers_that_is_not_ours(here):
     assert path.read_text() == "no line end"
 
 
-def test_pictures_beside_a_document_are_its_own(here):
-    from test_reproduce import Trivial
-
-    from infodis import figures
-    from infodis.apps.reproduce.experiment import Bench, Outcome
-    from infodis.apps.reproduce.writing import write_document
-
-    figure = figures.histogram({"a": [1.0, 2.0]}, axis="nats")
-    done = [(Trivial(), Outcome("About it.", (), figures=(figure,)), Bench(here / "run"))]
-    write_document(done, here / "paper.md", order=["trivial"])
-    write_document(done, here / "paper.md", order=["trivial"])
-    (picture,) = (here / "images" / "reproduction").iterdir()
-    picture.write_text(MINE)
-    with pytest.raises(InputError, match="does not show it"):
-        write_document(done, here / "other.md", order=["trivial"])
-    assert picture.read_text() == MINE
-
-
 # The means
 
 

@@ -201,6 +201,17 @@ class Measured:
         value = float(draws.mean())
         return Measured(value, 0.0 if math.isinf(value) else float(standard_error(draws)))
 
+    @staticmethod
+    def ratio(above: Sequence[float], below: Sequence[float]) -> "Measured":
+        """A mean over rows divided by another mean over the same rows; the error by leaving out one row at a time."""
+        top, bottom = (torch.as_tensor(values, dtype=torch.float64) for values in (above, below))
+        return jackknife(len(top), lambda kept: float(top[kept].sum() / bottom[kept].sum()))
+
+    @property
+    def band(self) -> tuple[float, float, float]:
+        """The value, and two standard errors to both sides of it."""
+        return self.value, self.value - 2 * self.standard_error, self.value + 2 * self.standard_error
+
     def __str__(self) -> str:
         if not 1e-4 < self.standard_error < math.inf:
             return f"{self.value:.3g} ± {self.standard_error:.2g}"

@@ -18,7 +18,7 @@ from infodis.errors import InputError
 from infodis.files import check_apart, check_own, locked
 
 if TYPE_CHECKING:
-    from infodis.apps.reproduce.experiment import Bench, Experiment, Outcome, Size
+    from infodis.apps.reproduce.experiment import Experiment, ExperimentResult, Size, Workspace
 
 LOG_SECONDS = 30
 STYLES = {
@@ -77,7 +77,7 @@ def reproduce(
     [bold]infodis reproduce all --document docs/reproduction.md[/bold]
     """
     from infodis.apps.reproduce.catalog import ALL, EXPERIMENTS, experiments_named
-    from infodis.apps.reproduce.experiment import Bench
+    from infodis.apps.reproduce.experiment import Workspace
     from infodis.apps.reproduce.writing import PAGE
 
     if full and smoke:
@@ -98,7 +98,7 @@ def reproduce(
     done, failed = [], []
     for experiment in chosen:
         try:
-            done.append(_one(experiment, Bench(out / size / experiment.name, size, seed, data, model, device)))
+            done.append(_one(experiment, Workspace(out / size / experiment.name, size, seed, data, model, device)))
         except InputError as problem:
             if len(chosen) == 1:
                 raise
@@ -120,34 +120,36 @@ def _check_document(document: Path, *, smoke: bool) -> None:
     sections_of(document)
 
 
-def _one(experiment: "Experiment", bench: "Bench") -> "tuple[Experiment, Outcome, Bench]":
+def _one(experiment: "Experiment", workspace: "Workspace") -> "tuple[Experiment, ExperimentResult, Workspace]":
     from infodis.apps.reproduce.writing import write_outcome
 
     progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})")
-    bench.directory.mkdir(parents=True, exist_ok=True)
+    workspace.directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    with _Watching() as watching, locked(bench.directory):
-        outcome = experiment.run(dataclasses.replace(bench, tell=watching))
-        write_outcome(experiment, outcome, bench)
-    _show(experiment, outcome, bench)
+    with _Watching() as watching, locked(workspace.directory):
+        result = experiment.run(dataclasses.replace(workspace, progress=watching))
+        write_outcome(experiment, result, workspace)
+    _show(experiment, result, workspace)
     progress_console.print(f"This run took {(time.monotonic() - start) / 60:.1f} minutes.")
-    return experiment, outcome, bench
+    return experiment, result, workspace
 
 
-def _show(experiment: "Experiment", outcome: "Outcome", bench: "Bench") -> None:
+def _show(experiment: "Experiment", result: "ExperimentResult", workspace: "Workspace") -> None:
     from infodis.apps.reproduce.writing import PAGE
 
     table = Table("the paper", "here", "verdict", title=experiment.title, show_lines=True)
-    for claim in outcome.claims:
+    for claim in result.claims:
         style = STYLES[claim.verdict]
         table.add_row(claim.paper, claim.found, Text(claim.verdict, style))
     console.print(table)
-    if bench.size == "smoke":
+    if workspace.size == "smoke":
         console.print("A smoke run shows that it runs; its verdicts mean nothing.")
-    console.print(f"Page: {bench.directory / PAGE}", soft_wrap=True)
+    console.print(f"Page: {workspace.directory / PAGE}", soft_wrap=True)
 
 
-def _write_together(done: "list[tuple[Experiment, Outcome, Bench]]", page: Path | None, document: Path | None) -> None:
+def _write_together(
+    done: "list[tuple[Experiment, ExperimentResult, Workspace]]", page: Path | None, document: Path | None
+) -> None:
     from infodis.apps.reproduce.catalog import EXPERIMENTS
     from infodis.apps.reproduce.writing import write_all, write_document
 

@@ -1,41 +1,54 @@
 """Figure 4: does a model find what a language model wrote likelier than how the dataset goes on?"""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
-from infodis import figures
 from infodis.apps.audit.analysis import check_extra
-from infodis.apps.audit.records import PRIMARY, DetectionScore, Record
-from infodis.apps.audit.reporting import interval_text, p_text, percent, share_text
+from infodis.apps.audit.records import PRIMARY, DetectionScore, Group, Record
+from infodis.apps.audit.reporting import interval_text, p_text, share_text
 from infodis.apps.audit.separation import Separation
 from infodis.apps.report.values import ReportTable
-from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
-from infodis.apps.reproduce.groups import Cut, Row, Shape, continued, transliterated
-from infodis.apps.reproduce.material import CHINESE, PAIRS, WIKITEXT
-from infodis.apps.reproduce.paragraphs import ENCYCLOPEDIA
-from infodis.apps.reproduce.texts import Precision, Versus, measured, ours, plain, the_papers, told, undecided
+from infodis.apps.reproduce.comparison import (
+    PRECISION_COLUMNS,
+    GroupComparison,
+    TwoEstimators,
+    auroc_bars,
+    auroc_text,
+    interval_json,
+    nll_histogram,
+    our_job,
+    paper_job,
+    score_rows,
+    signed_text,
+    undecided,
+)
+from infodis.apps.reproduce.data import CHINESE, ENCYCLOPEDIA, PAIRS, WIKITEXT
+from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Verdict, Workspace
+from infodis.apps.reproduce.prompts import Row, TextCutter, WindowShape, continuations, transliterate
+from infodis.apps.reproduce.triplets import in_text8_letters
 from infodis.figures import Figure
 from infodis.jobs.jobs import ModelSpec
 from infodis.models.model import Model
-from infodis.models.tokenizers import ALPHABETS, Characters, text8_style
+from infodis.models.tokenizers import text8_style
 from infodis.result import Interval
 from infodis.rng import key
 from infodis.sampling import Ancestral, OneByOne, Sampler, sample
 
 SMALL, LARGE = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
-SHAPE = Shape(64, 64)
-SHORT = Shape(16, 64)
+SHAPE = WindowShape(64, 64)
+SHORT = WindowShape(16, 64)
 """Of pairs of human and machine in tokens that are no letters: their prompts are a sentence."""
 
 OWN = "own"
 
 
 @dataclasses.dataclass(frozen=True)
-class Effort:
+class AuditBudget:
     """How much is scored, and how often.
 
-    Forward rows of a text: samples + 2 evaluations, and for each that the model writes one for every token.
+    Forward passes of a text: samples + 2 evaluations, and for each that the model writes one for every token.
     """
 
     texts: int
@@ -47,10 +60,10 @@ class Effort:
     """How the model goes on after a prompt: token by token in random order, unless time is short."""
 
 
-EFFORT = {
-    "smoke": Effort(texts=10, samples=4, evaluations=4, sampler=Ancestral(steps=4)),
-    "laptop": Effort(texts=120, samples=100, evaluations=32),
-    "full": Effort(texts=500, samples=100, evaluations=64),
+BUDGETS = {
+    "smoke": AuditBudget(texts=10, samples=4, evaluations=4, sampler=Ancestral(steps=4)),
+    "laptop": AuditBudget(texts=120, samples=100, evaluations=32),
+    "full": AuditBudget(texts=500, samples=100, evaluations=64),
 }
 
 
@@ -80,56 +93,53 @@ class AuditLlada:
     paper = "Figure 4 and its companion in the appendix"
     own_model = False
 
-    def run(self, bench: Bench) -> Outcome:
+    def run(self, workspace: Workspace) -> ExperimentResult:
         check_extra()
-        effort, spec = EFFORT[bench.size], bench.model_spec(SMALL, LARGE)
+        budget, spec = BUDGETS[workspace.size], workspace.model_spec(SMALL, LARGE)
         model = spec.load()
         found = []
-        for dataset in datasets(bench, model, effort.texts):
-            by_itself = went_on(bench, model, dataset, effort.sampler)
+        for dataset in datasets(workspace, model, budget.texts):
+            by_itself = own_continuations(workspace, model, dataset, budget.sampler)
             dataset = dataclasses.replace(dataset, written={**dataset.written, OWN: by_itself})
-            found += compared(bench, dataset, effort, spec)
-        return outcome(found, effort, spec.name, letters=in_letters(model))
+            found += compare_authors(workspace, dataset, budget, spec)
+        return result(found, budget, spec.name, letters=in_text8_letters(model))
 
 
-def in_letters(model: Model) -> bool:
-    """Whether the model knows the letters of text8 and nothing else."""
-    return model.tokenizer == Characters(ALPHABETS["text8"])
-
-
-def datasets(bench: Bench, model: Model, count: int) -> list[Dataset]:
+def datasets(workspace: Workspace, model: Model, count: int) -> list[Dataset]:
     """Built-in paragraphs for a smoke run, files otherwise: in the letters of text8 for models that know no others."""
-    letters = in_letters(model)
-    cut = Cut(SHAPE, None if letters else model.tokenizer)
-    if bench.size == "smoke":
+    letters = in_text8_letters(model)
+    cut = TextCutter(SHAPE, None if letters else model.tokenizer)
+    if workspace.size == "smoke":
         text = text8_style(ENCYCLOPEDIA) if letters else ENCYCLOPEDIA
         return [Dataset("encyclopedia", "a few paragraphs of an encyclopedia", cut.windows(text, count))]
     if letters:
-        return [_pairs(bench, cut, count, letters=True), *_chinese(bench, cut, count, letters=True)]
-    english = Dataset("wikitext", "WikiText-2", cut.windows(WIKITEXT.get(bench), count))
+        return [_pairs(workspace, cut, count, letters=True), *_chinese(workspace, cut, count, letters=True)]
+    english = Dataset("wikitext", "WikiText-2", cut.windows(WIKITEXT.get(workspace), count))
     with_others = []
-    if bench.find(PAIRS.file) is not None:  # a welcome addition, no part of the paper's experiment
-        with_others = [_pairs(bench, dataclasses.replace(cut, shape=SHORT), count, letters=False)]
-    return [*with_others, english, *_chinese(bench, cut, count, letters=False)]
+    if workspace.find(PAIRS.file) is not None:  # a welcome addition, no part of the paper's experiment
+        with_others = [_pairs(workspace, dataclasses.replace(cut, shape=SHORT), count, letters=False)]
+    return [*with_others, english, *_chinese(workspace, cut, count, letters=False)]
 
 
-def _pairs(bench: Bench, cut: Cut, count: int, *, letters: bool) -> Dataset:
-    records = PAIRS.get(bench)
-    human, machine = (list(continued(records, field, cut, letters=letters))[:count] for field in ("y_human", "y_llm"))
+def _pairs(workspace: Workspace, cut: TextCutter, count: int, *, letters: bool) -> Dataset:
+    records = PAIRS.get(workspace)
+    human, machine = (
+        list(continuations(records, field, cut, letters=letters))[:count] for field in ("y_human", "y_llm")
+    )
     about = f"news, stories and abstracts, the last {cut.shape.prompt} tokens of a beginning"
     return Dataset("human", about, human, {"gpt": machine})
 
 
-def _chinese(bench: Bench, cut: Cut, count: int, *, letters: bool) -> list[Dataset]:
-    if bench.find(CHINESE.file) is None:
+def _chinese(workspace: Workspace, cut: TextCutter, count: int, *, letters: bool) -> list[Dataset]:
+    if workspace.find(CHINESE.file) is None:
         return []
-    prose = CHINESE.get(bench)
-    text = transliterated(prose) if letters else prose
+    prose = CHINESE.get(workspace)
+    text = transliterate(prose) if letters else prose
     about = "Chinese prose, transliterated" if letters else "Chinese prose"
     return [] if text is None else [Dataset("chinese", about, cut.windows(text, count))]
 
 
-def went_on(bench: Bench, model: Model, dataset: Dataset, sampler: Sampler) -> list[Row]:
+def own_continuations(workspace: Workspace, model: Model, dataset: Dataset, sampler: Sampler) -> list[Row]:
     """The model's own continuation of every prompt, as long as that of the dataset."""
     rows = {row["id"]: row for row in dataset.rows}
 
@@ -138,7 +148,7 @@ def went_on(bench: Bench, model: Model, dataset: Dataset, sampler: Sampler) -> l
         read = model.read(row["response"], prompt=row["prompt"])
         tokens = read.tokens.clone()
         tokens[read.target] = model.mask_token
-        filled = sample(model, tokens.unsqueeze(0), sampler=sampler, seed=key(bench.seed, "went on", name))[0]
+        filled = sample(model, tokens.unsqueeze(0), sampler=sampler, seed=key(workspace.seed, "went on", name))[0]
         return model.decode(filled[read.target])
 
     settings = {
@@ -146,47 +156,56 @@ def went_on(bench: Bench, model: Model, dataset: Dataset, sampler: Sampler) -> l
         "sampler": str(sampler),
         "prompts": key(*(r["prompt"] for r in dataset.rows)),
     }
-    texts = bench.keep_each(f"{dataset.name}-{OWN}-texts", settings, list(rows), written)
+    texts = workspace.keep_each(f"{dataset.name}-{OWN}-texts", settings, list(rows), written)
     return [{**row, "response": text} for row, text in zip(dataset.rows, texts, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Compared:
+class AuthorComparison:
     """A dataset's continuations and those of one author."""
 
     dataset: Dataset
     author: str
-    ours: Versus
-    papers: Versus
-    likely: Separation
-    """How much likelier those of the author are, by our estimator."""
-    likely_by_theirs: Separation
+    both: TwoEstimators
 
     @property
     def name(self) -> str:
         return f"{self.author} against {self.dataset.name}"
 
     @property
-    def trivial(self) -> Interval | None:
-        return self.ours.trivial
+    def ours(self) -> GroupComparison:
+        return self.both.ours
+
+    @functools.cached_property
+    def likely(self) -> Separation:
+        """How much likelier those of the author are, by our estimator."""
+        return self.ours.separation(LIKELY)
+
+    @functools.cached_property
+    def likely_by_paper(self) -> Separation:
+        return self.both.paper.separation(LIKELY)
 
 
-def compared(bench: Bench, dataset: Dataset, effort: Effort, spec: ModelSpec) -> list[Compared]:
+def compare_authors(
+    workspace: Workspace, dataset: Dataset, budget: AuditBudget, spec: ModelSpec
+) -> list[AuthorComparison]:
     """Every author of a dataset, by both estimators."""
-    jobs = {"": ours(spec, effort.evaluations, bench.seed), "-time-free": the_papers(spec, effort.samples, bench.seed)}
-    sides = {dataset.name: dataset.rows, **{f"{dataset.name}-{who}": rows for who, rows in dataset.written.items()}}
+    jobs = {
+        "-time-free": paper_job(spec, budget.samples, workspace.seed),
+        "": our_job(spec, budget.evaluations, workspace.seed),
+    }
+    sides = {"": dataset.rows, **{f"-{who}": rows for who, rows in dataset.written.items()}}
     groups = {
-        f"{name}{ending}": measured(bench, f"{name}{ending}", rows, job)
-        for name, rows in sides.items()
+        (who, ending): score_rows(workspace, f"{dataset.name}{who}{ending}", rows, job)
+        for who, rows in sides.items()
         for ending, job in jobs.items()
     }
     found = []
     for author in dataset.written:
-        own, theirs = (
-            Versus.of(groups[dataset.name + end], groups[f"{dataset.name}-{author}{end}"], seed=bench.seed)
-            for end in jobs
+        paper, ours = (
+            GroupComparison.of(groups["", ending], groups[f"-{author}", ending], seed=workspace.seed) for ending in jobs
         )
-        found.append(Compared(dataset, author, own, theirs, own.separation(LIKELY), theirs.separation(LIKELY)))
+        found.append(AuthorComparison(dataset, author, TwoEstimators(paper, ours, budget.samples, budget.evaluations)))
     return found
 
 
@@ -197,7 +216,7 @@ def likelier(found: Separation) -> Verdict:
     return "undecided" if undecided(found.auroc) or _gap(found).high > 0 else "does not hold"
 
 
-def verdict_on(one: Compared) -> Verdict:
+def verdict_on(one: AuthorComparison) -> Verdict:
     """The same of an author; what a model thinks of its own words is half an answer."""
     verdict = likelier(one.likely)
     return "holds in part" if verdict == "holds" and one.author == OWN else verdict
@@ -208,37 +227,37 @@ def _gap(found: Separation) -> Interval:
     return found.effect if found.pairs is None else found.pairs.difference
 
 
-def outcome(found: list[Compared], effort: Effort, model: str, *, letters: bool) -> Outcome:
+def result(found: list[AuthorComparison], budget: AuditBudget, model: str, *, letters: bool) -> ExperimentResult:
     """Claims, tables and figures of what was measured."""
     style = "in the letters of text8" if letters else "as they are"
     english = [one for one in found if one.dataset.name != "chinese"]
     chinese = [one for one in found if one.dataset.name == "chinese"]
     counts = ", ".join({f"{one.dataset.about}: {len(one.ours.negative.records)}": None for one in found})
-    return Outcome(
+    return ExperimentResult(
         f"{model}, prompts of {SHAPE.prompt} tokens and responses of {SHAPE.response}, texts {style} ({counts}). The "
-        f"paper's time-free estimator with {effort.samples} masks a text, and ours with {effort.evaluations}. '{OWN}' "
+        f"paper's time-free estimator with {budget.samples} masks a text, and ours with {budget.evaluations}. '{OWN}' "
         f"is what the model itself goes on with after the same prompts.",
         (_higher(english, model), _influence(english, model), _in_chinese(chinese, model)),
-        (_table(found), _estimators(found, effort)),
+        (_table(found), _estimators(found)),
         (*_histograms(found), _comparison(found)),
-        {one.name: _numbers(one, effort) for one in found},
+        {one.name: _numbers(one) for one in found},
     )
 
 
-def _stands_for_an_llm(found: list[Compared]) -> Compared:
+def _stands_for_an_llm(found: list[AuthorComparison]) -> AuthorComparison:
     """A comparison with another language model, or else with the model itself."""
     return next((one for one in found if one.author != OWN), found[0])
 
 
-def _higher(found: list[Compared], model: str) -> Claim:
+def _higher(found: list[AuthorComparison], model: str) -> Claim:
     one = _stands_for_an_llm(found)
     note = " The model's own text stands for that of another one here." if one.author == OWN else ""
     return Claim(
         "Responses by a language model tend to receive higher average likelihoods than those of the dataset.",
-        f"{model}: the log likelihood of {one.author} minus that of {one.dataset.name} is {_difference(one.likely)} "
-        f"nats per token, above zero in "
+        f"{model}: the log likelihood of {one.author} minus that of {one.dataset.name} is "
+        f"{signed_text(_gap(one.likely))} nats per token, above zero in "
         f"{_wins(one.likely)}; AUROC {interval_text(one.likely.auroc)}, p = {p_text(one.likely.p_value)} "
-        f"(the paper's estimator: AUROC {interval_text(one.likely_by_theirs.auroc)}).{note}{_of(model)}",
+        f"(the paper's estimator: AUROC {interval_text(one.likely_by_paper.auroc)}).{note}{_of(model)}",
         verdict_on(one) if model == LARGE else "not tested here",
     )
 
@@ -247,16 +266,11 @@ def _of(model: str) -> str:
     return "" if model == LARGE else f" The claim is about {LARGE}, which --full asks."
 
 
-def _difference(found: Separation) -> str:
-    gap = _gap(found)
-    return f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
-
-
 def _wins(found: Separation) -> str:
     return "groups that are not paired" if found.pairs is None else f"{share_text(found.pairs.share)} of pairs"
 
 
-def _influence(found: list[Compared], model: str) -> Claim:
+def _influence(found: list[AuthorComparison], model: str) -> Claim:
     """Only a model that cannot have seen such text, and prefers it all the same, says anything about the inference."""
     others = [one for one in found if one.author != OWN]
     preferred = [one for one in others if likelier(one.likely) == "holds"]
@@ -271,22 +285,22 @@ def _influence(found: list[Compared], model: str) -> Claim:
     )
 
 
-def _innocence(model: str, preferred: list[Compared], others: list[Compared]) -> str:
+def _innocence(model: str, preferred: list[AuthorComparison], others: list[AuthorComparison]) -> str:
     names = " and ".join(one.author for one in preferred or others)
     word = "still prefers" if preferred else "does not prefer"
     return f"{model} was trained on text from before there were language models, and {word} {names}."
 
 
-def _beside(one: Compared) -> str:
-    if one.trivial is None:
+def _beside(one: AuthorComparison) -> str:
+    if one.ours.trivial is None:
         return f"There are too few texts to say whether characters alone tell {one.name}."
     return (
         f"A classifier of characters that was trained on labelled texts tells {one.author} from {one.dataset.name} "
-        f"with AUROC {interval_text(one.trivial)}."
+        f"with AUROC {interval_text(one.ours.trivial)}."
     )
 
 
-def _in_chinese(found: list[Compared], model: str) -> Claim:
+def _in_chinese(found: list[AuthorComparison], model: str) -> Claim:
     says = "Chinese shows similar behaviour: generated continuations are likelier than those of the dataset."
     if not found:
         why = (
@@ -297,24 +311,25 @@ def _in_chinese(found: list[Compared], model: str) -> Claim:
     one = _stands_for_an_llm(found)
     return Claim(
         says,
-        f"{model} finds its own continuations likelier than those of the dataset by {_difference(one.likely)} nats per "
-        f"token, in {_wins(one.likely)}; AUROC {interval_text(one.likely.auroc)}. There is no text of another language "
-        f"model.{_of(model)}{' Transliterated prose is foreign to a model of English.' if model == SMALL else ''}",
+        f"{model} finds its own continuations likelier than those of the dataset by "
+        f"{signed_text(_gap(one.likely))} nats per token, in {_wins(one.likely)}; AUROC "
+        f"{interval_text(one.likely.auroc)}. There is no text of another language model."
+        f"{_of(model)}{' Transliterated prose is foreign to a model of English.' if model == SMALL else ''}",
         verdict_on(one) if model == LARGE else "not tested here",
     )
 
 
-def _table(found: list[Compared]) -> ReportTable:
+def _table(found: list[AuthorComparison]) -> ReportTable:
     columns = ("continuations", "pairs", "likelier by, nats per token", "AUROC", "p", "likelier of a pair")
     rows = tuple(
         (
             one.name,
             float(len(one.ours.positive.records)),
-            _difference(one.likely),
+            signed_text(_gap(one.likely)),
             interval_text(one.likely.auroc),
             p_text(one.likely.p_value),
             None if one.likely.pairs is None else share_text(one.likely.pairs.share),
-            told(one.trivial),
+            auroc_text(one.ours.trivial),
         )
         for one in found
     )
@@ -327,64 +342,45 @@ def _table(found: list[Compared]) -> ReportTable:
     )
 
 
-def _estimators(found: list[Compared], effort: Effort) -> ReportTable:
-    rows = []
-    for one in found:
-        named = (
-            ("time-free, as printed", one.papers, effort.samples, one.likely_by_theirs),
-            ("ours: tiled, with a control", one.ours, effort.evaluations, one.likely),
-        )
-        for name, versus, evaluations, likely in named:
-            sure = Precision.of(versus, evaluations)
-            rows.append((one.name, name, float(evaluations), sure.told, percent(sure.noise), _difference(likely)))
-    columns = ("continuations", "estimator", "rows a text", "standard error a text", "noise, share of variance")
-    return ReportTable("Two estimators on the same texts", (*columns, "likelier by, nats per token"), tuple(rows))
+def _estimators(found: list[AuthorComparison]) -> ReportTable:
+    rows = (
+        (one.name, name, *sure.cells, signed_text(_gap(comparison.separation(LIKELY))))
+        for one in found
+        for name, (comparison, sure) in one.both.named.items()
+    )
+    columns = ("continuations", "estimator", *PRECISION_COLUMNS, "likelier by, nats per token")
+    return ReportTable("Two estimators on the same texts", columns, tuple(rows))
 
 
-def _histograms(found: list[Compared]) -> list[Figure]:
-    by_dataset: dict[str, dict[str, list[float | None]]] = {}
+def _histograms(found: list[AuthorComparison]) -> list[Figure]:
+    by_dataset: dict[str, dict[str, Group]] = {}
     for one in found:
-        groups = by_dataset.setdefault(one.dataset.name, {})
-        for name, group in ((one.dataset.name, one.ours.negative), (one.author, one.ours.positive)):
-            groups[name] = [PRIMARY.of(record) for record in group.records]
+        groups = by_dataset.setdefault(one.dataset.name, {one.dataset.name: one.ours.negative})
+        groups[one.author] = one.ours.positive
     return [
-        figures.histogram(
-            groups, axis="nats per token", name=f"histogram-{name}", title=f"NLL of continuations: {name}"
-        )
-        for name, groups in by_dataset.items()
+        nll_histogram(groups, name=name, title=f"NLL of continuations: {name}") for name, groups in by_dataset.items()
     ]
 
 
-def _comparison(found: list[Compared]) -> Figure:
-    bars, kinds = {}, {}
+def _comparison(found: list[AuthorComparison]) -> Figure:
+    areas: dict[str, Interval | None] = {}
     for one in found:
-        for kind, area in (("model", one.likely.auroc), ("trivial", one.trivial)):
-            if area is not None:
-                label = f"{one.name}: {'likelihood' if kind == 'model' else 'characters'}"
-                bars[label], kinds[label] = (area.value, area.low, area.high), kind
-    return figures.bars(
-        bars,
-        axis="AUROC",
-        kinds=kinds,
-        reference=0.5,
-        name="authors",
-        title="The model and baselines without a model",
-        caption="Right of 0.5 the model finds generated text likelier.",
+        areas[f"{one.name}: likelihood"] = one.likely.auroc
+        areas[f"{one.name}: characters"] = one.ours.trivial
+    return auroc_bars(
+        areas, axis="AUROC", name="authors", caption="Right of 0.5 the model finds generated text likelier."
     )
 
 
-def _numbers(one: Compared, effort: Effort) -> Mapping[str, Any]:
+def _numbers(one: AuthorComparison) -> Mapping[str, Any]:
     pairs = one.likely.pairs
     return {
         "texts": len(one.ours.positive.records),
-        "auroc": plain(one.likely.auroc),
+        "auroc": interval_json(one.likely.auroc),
         "p": one.likely.p_value,
-        "likelier": plain(_gap(one.likely)),
-        "share_of_pairs": None if pairs is None else plain(pairs.share),
-        "auroc_time_free": plain(one.likely_by_theirs.auroc),
-        "auroc_characters": plain(one.trivial),
-        "precision": {
-            "time_free": dataclasses.asdict(Precision.of(one.papers, effort.samples)),
-            "ours": dataclasses.asdict(Precision.of(one.ours, effort.evaluations)),
-        },
+        "likelier": interval_json(_gap(one.likely)),
+        "share_of_pairs": None if pairs is None else interval_json(pairs.share),
+        "auroc_time_free": interval_json(one.likely_by_paper.auroc),
+        "auroc_characters": interval_json(one.ours.trivial),
+        "precision": one.both.numbers(),
     }

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from infodis import figures
 from infodis.apps.report.values import ReportTable
-from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
+from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Verdict, Workspace, at_least
 from infodis.apps.reproduce.start import Memories, Neighbours, begin
-from infodis.apps.reproduce.trials import Measured, mean_of, without_one
 from infodis.design import Enumerate, TimeFree
 from infodis.estimate import Request, estimate_items
 from infodis.figures import Figure
@@ -27,6 +26,7 @@ from infodis.models.tokenizers import tokenizer_named
 from infodis.oracle import MarkovChain, Oracle
 from infodis.oracle import Table as Listed
 from infodis.predictor import Predictor
+from infodis.result import Measured, jackknife
 from infodis.rng import stream
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
@@ -75,17 +75,17 @@ class Fit(NamedTuple):
     @property
     def mean(self) -> Measured:
         """Of the distances."""
-        return mean_of(self.distance.tolist())
+        return Measured.mean(self.distance)
 
     @property
     def correlation(self) -> Measured:
         def of(kept: slice | Tensor) -> float:
             return float(torch.corrcoef(torch.stack([self.true[kept], self.found[kept]]))[0, 1])
 
-        return without_one(len(self.true), of)
+        return jackknife(len(self.true), of)
 
     def row(self, name: str) -> tuple[str | float, ...]:
-        bias = mean_of((self.found - self.true).tolist())
+        bias = Measured.mean(self.found - self.true)
         return (
             name,
             len(self.true),
@@ -107,9 +107,9 @@ class Fit(NamedTuple):
             "sequences": len(self.true),
             "evaluations": self.evaluations,
             "mean_absolute_error": self.mean.value,
-            "standard_error": self.mean.error,
+            "standard_error": self.mean.standard_error,
             "correlation": self.correlation.value,
-            "correlation_standard_error": self.correlation.error,
+            "correlation_standard_error": self.correlation.standard_error,
             "monte_carlo_error": self.noise,
         }
 
@@ -131,36 +131,40 @@ CAPTION = (
 )
 
 
-def trained(bench: Bench, oracle: Oracle, recipe: Recipe) -> Model:
+def trained(workspace: Workspace, oracle: Oracle, recipe: Recipe) -> Model:
     """The network of a recipe, from where an earlier run left its training."""
-    told = {field.name: repr(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)}
-    bench.keep("recipe", {**told, "size": bench.size}, lambda: None)  # another one is refused
+    fields = {field.name: repr(getattr(recipe, field.name)) for field in dataclasses.fields(recipe)}
+    workspace.keep("recipe", {**fields, "size": workspace.size}, lambda: None)  # another one is refused
     for part, count in (("train", recipe.sequences), ("valid", 256)):
-        _drawn(bench.directory / f"{part}.npy", oracle, count, recipe.model.length, stream(bench.seed, "dna", part))
+        _drawn(
+            workspace.directory / f"{part}.npy", oracle, count, recipe.model.length, stream(workspace.seed, "dna", part)
+        )
     start = None if recipe.start is None else START
-    if recipe.start is not None and not (bench.directory / START).exists():
-        tokenizer = tokenizer_named("dna", base=bench.directory)
+    if recipe.start is not None and not (workspace.directory / START).exists():
+        tokenizer = tokenizer_named("dna", base=workspace.directory)
         spec = Spec("radd", tokenizer.vocab_size, recipe.model.shape, recipe.model.length, tokenizer=tokenizer)
-        begin(spec, bench.directory / START, recipe.start, _seen(bench, recipe)[:REMEMBERED], seed=bench.seed)
-    teacher = _teacher(bench, recipe, oracle)
+        begin(
+            spec, workspace.directory / START, recipe.start, _seen(workspace, recipe)[:REMEMBERED], seed=workspace.seed
+        )
+    teacher = _teacher(workspace, recipe, oracle)
     data = DataConfig("train.npy", "valid.npy", "dna", aligned=True)
     for number, optim in enumerate(recipe.stages, 1):
         name = f"stage-{number}"  # validated at its end only: a chance best of before would be taken for it
-        run = RunConfig(bench.seed, bench.device, validate_every=optim.steps, checkpoint_every=250)
-        bench.trained(name, Config(dataclasses.replace(recipe.model, start=start), data, optim, run), teacher)
+        run = RunConfig(workspace.seed, workspace.device, validate_every=optim.steps, checkpoint_every=250)
+        workspace.trained(name, Config(dataclasses.replace(recipe.model, start=start), data, optim, run), teacher)
         start = name
-    return load(bench.directory / name, device=bench.device)
+    return load(workspace.directory / name, device=workspace.device)
 
 
-def _seen(bench: Bench, recipe: Recipe) -> Rows:
+def _seen(workspace: Workspace, recipe: Recipe) -> Rows:
     """The sequences that are trained on."""
-    return torch.from_numpy(np.load(bench.directory / "train.npy").astype(np.int64)).view(-1, recipe.model.length)
+    return torch.from_numpy(np.load(workspace.directory / "train.npy").astype(np.int64)).view(-1, recipe.model.length)
 
 
-def _teacher(bench: Bench, recipe: Recipe, oracle: Oracle) -> MarkovChain | None:
+def _teacher(workspace: Workspace, recipe: Recipe, oracle: Oracle) -> MarkovChain | None:
     if recipe.taught is None:
         return None
-    return MarkovChain.counted(_seen(bench, recipe), order=recipe.taught, vocab_size=oracle.vocab_size)
+    return MarkovChain.counted(_seen(workspace, recipe), order=recipe.taught, vocab_size=oracle.vocab_size)
 
 
 def _drawn(path: Path, oracle: Oracle, count: int, length: int, generator: torch.Generator) -> None:
@@ -170,33 +174,37 @@ def _drawn(path: Path, oracle: Oracle, count: int, length: int, generator: torch
             np.save(file, tokens)
 
 
-def fit(bench: Bench, name: str, model: Predictor, oracle: Oracle, items: Sequence[Item], request: Request) -> Fit:
+def fit(
+    workspace: Workspace, name: str, model: Predictor, oracle: Oracle, items: Sequence[Item], request: Request
+) -> Fit:
     """Estimate every item, a few at a time, and look up what is true."""
 
     def score(key: str) -> list[tuple[float, float, int]]:
         some = items[int(key) : int(key) + BATCH]
-        found = estimate_items(model, some, request, seed=bench.seed)
+        found = estimate_items(model, some, request, seed=workspace.seed)
         return [(one.value, one.standard_error, one.evaluations) for one in found]
 
-    settings = {"items": len(items), "request": repr(request), "size": bench.size}
+    settings = {"items": len(items), "request": repr(request), "size": workspace.size}
     keys = [str(start) for start in range(0, len(items), BATCH)]
-    found = [row for rows in bench.keep_each(name, settings, keys, score) for row in rows]
+    found = [row for rows in workspace.keep_each(name, settings, keys, score) for row in rows]
     values, errors, spent = torch.tensor(found, dtype=torch.float64).T
     true = [-oracle.log_prob(item.tokens, target=item.target.tolist(), context=item.context.tolist()) for item in items]
     return Fit(torch.tensor(true, dtype=torch.float64), values, errors, float(spent.mean()))
 
 
-def beside(bench: Bench, recipe: Recipe, oracle: Oracle, items: Sequence[Item], request: Request) -> dict[str, Fit]:
+def beside(
+    workspace: Workspace, recipe: Recipe, oracle: Oracle, items: Sequence[Item], request: Request
+) -> dict[str, Fit]:
     """What to hold the network against, by our default: the true conditionals, which leave the estimator's error alone.
 
     Also those of its teacher, if it had one: how near could it come? And, by `request`, the weights that a training
     began with if they were no usual ones: what did it have to learn?
     """
-    found = {TRUE: fit(bench, "true", oracle, oracle, items, OURS)}
-    if (teacher := _teacher(bench, recipe, oracle)) is not None:
-        found[TEACHER] = fit(bench, "teacher", teacher, oracle, items, OURS)
+    found = {TRUE: fit(workspace, "true", oracle, oracle, items, OURS)}
+    if (teacher := _teacher(workspace, recipe, oracle)) is not None:
+        found[TEACHER] = fit(workspace, "teacher", teacher, oracle, items, OURS)
     if recipe.start is not None:
-        found[UNTRAINED] = fit(bench, "before", load(bench.directory / START), oracle, items, request)
+        found[UNTRAINED] = fit(workspace, "before", load(workspace.directory / START), oracle, items, request)
     return found
 
 
@@ -259,29 +267,29 @@ class DnaUnconditional:
     paper = "Figure 2(a) and its appendix"
     own_model = True
 
-    def recipe(self, bench: Bench) -> Recipe:
+    def recipe(self, workspace: Workspace) -> Recipe:
         small = ModelConfig(length=8, width=64, blocks=2, heads=8, positions=True, feed=16)
         full = ModelConfig(length=8, size="tiny", positions=True)
-        return bench.pick(
+        return workspace.pick(
             Recipe(small, (_steps(40, 64, 3e-3),), 2_000, Memories()),
             Recipe(small, (_steps(6_000, 256, 3e-3),), 1_000_000, Memories()),
             Recipe(full, (_steps(70_000, 512, 3e-4),), 1_000_000),
         )
 
-    def run(self, bench: Bench) -> Outcome:
-        oracle = Listed.dna(bench.seed)
-        recipe = self.recipe(bench)
-        model = trained(bench, oracle, recipe)
+    def run(self, workspace: Workspace) -> ExperimentResult:
+        oracle = Listed.dna(workspace.seed)
+        recipe = self.recipe(workspace)
+        model = trained(workspace, oracle, recipe)
         items = [Item.read(row) for row in oracle.sequences]
-        draws = bench.pick(256, PAPER_DRAWS, PAPER_DRAWS)
+        draws = workspace.pick(256, PAPER_DRAWS, PAPER_DRAWS)
         fits = {
-            "all 255 masks": fit(bench, "all", model, oracle, items, Request(Enumerate(), evaluations=255)),
-            f"the paper's, {draws:,} draws": fit(bench, "paper", model, oracle, items, _paper(draws)),
-            "ours, 128 rows": fit(bench, "ours", model, oracle, items, OURS),
+            "all 255 masks": fit(workspace, "all", model, oracle, items, Request(Enumerate(), evaluations=255)),
+            f"the paper's, {draws:,} draws": fit(workspace, "paper", model, oracle, items, _paper(draws)),
+            "ours, 128 rows": fit(workspace, "ours", model, oracle, items, OURS),
         }
         exact, paper, ours = fits.values()
-        others = beside(bench, recipe, oracle, items, Request(Enumerate(), evaluations=255))
-        return Outcome(
+        others = beside(workspace, recipe, oracle, items, Request(Enumerate(), evaluations=255))
+        return ExperimentResult(
             _about(recipe, "drawn from a list of 128 sequences of 8 letters, softmax of uniform scores at 0.5"),
             (
                 Match(close=0.05, alike=0.95).claim(
@@ -309,35 +317,35 @@ class DnaConditional:
     own_model = True
     PROMPT, LENGTH = 16, 32
 
-    def recipe(self, bench: Bench) -> Recipe:
+    def recipe(self, workspace: Workspace) -> Recipe:
         small = ModelConfig(length=self.LENGTH, width=120, blocks=2, heads=12, feed=16)
         full = ModelConfig(length=self.LENGTH, size="tiny")
         rows = 5_000_000 // self.LENGTH
-        return bench.pick(
+        return workspace.pick(
             Recipe(small, (_steps(20, 16, 3e-3, flat=0.5),), 1_000, Neighbours(4), taught=4),
             Recipe(small, (_steps(5_000, 64, 3e-3, flat=0.5),), rows, Neighbours(4), taught=4),
             Recipe(full, (_steps(80_000, 1_024, 6e-4),), rows),
         )
 
-    def run(self, bench: Bench) -> Outcome:
-        oracle = MarkovChain.random(order=4, vocab_size=4, temperature=0.5, seed=bench.seed)
-        recipe = self.recipe(bench)
-        model = trained(bench, oracle, recipe)
-        count = bench.pick(4, 256, 256)
-        fresh = oracle.sample(count, length=self.LENGTH, generator=stream(bench.seed, "dna", "test"))
+    def run(self, workspace: Workspace) -> ExperimentResult:
+        oracle = MarkovChain.random(order=4, vocab_size=4, temperature=0.5, seed=workspace.seed)
+        recipe = self.recipe(workspace)
+        model = trained(workspace, oracle, recipe)
+        count = workspace.pick(4, 256, 256)
+        fresh = oracle.sample(count, length=self.LENGTH, generator=stream(workspace.seed, "dna", "test"))
         items = [Item.read(row, context=range(self.PROMPT)) for row in fresh]
-        few = items[: bench.pick(3, 16, 64)]
-        draws = bench.pick(64, PAPER_DRAWS, PAPER_DRAWS)
-        rows = bench.pick(64, 1_024, 1_024)
+        few = items[: workspace.pick(3, 16, 64)]
+        draws = workspace.pick(64, PAPER_DRAWS, PAPER_DRAWS)
+        rows = workspace.pick(64, 1_024, 1_024)
         fits = {
-            f"ours, {rows:,} rows": fit(bench, "sharp", model, oracle, items, Request(evaluations=rows)),
-            "ours, 128 rows": fit(bench, "ours", model, oracle, items, OURS),
-            f"the paper's, {draws:,} draws": fit(bench, "paper", model, oracle, few, _paper(draws)),
-            "the paper's, 100 draws": fit(bench, "hundred", model, oracle, items, _paper(100)),
+            f"ours, {rows:,} rows": fit(workspace, "sharp", model, oracle, items, Request(evaluations=rows)),
+            "ours, 128 rows": fit(workspace, "ours", model, oracle, items, OURS),
+            f"the paper's, {draws:,} draws": fit(workspace, "paper", model, oracle, few, _paper(draws)),
+            "the paper's, 100 draws": fit(workspace, "hundred", model, oracle, items, _paper(100)),
         }
         sharp, _, _, hundred = fits.values()
-        others = beside(bench, recipe, oracle, items, OURS)
-        return Outcome(
+        others = beside(workspace, recipe, oracle, items, OURS)
+        return ExperimentResult(
             _about(recipe, "of 32 letters, 5 M together, of a Markov chain of order 4; scored as 16 given 16"),
             (
                 Match(close=0.15, alike=0.99).claim(
@@ -424,12 +432,12 @@ def _order_claim(hundred: Fit, ours: Fit) -> Claim:
         same = (one.unsqueeze(0) > one.unsqueeze(1)) == (other.unsqueeze(0) > other.unsqueeze(1))
         return (float(same.sum()) - len(one)) / (len(one) * (len(one) - 1))  # nothing is before itself
 
-    right, spread = without_one(len(ours.found), ordered), float(ours.found.std())
-    percent = Measured(100 * right.value, 100 * right.error)
+    right, spread = jackknife(len(ours.found), ordered), float(ours.found.std())
+    percent = Measured(100 * right.value, 100 * right.standard_error)
     return Claim(
         "100 draws are typically sufficient to evaluate relative differences.",
         f"They order {percent} % of pairs of windows as our estimates do: standard error {hundred.noise:.2f} nats "
         f"where windows differ by {spread:.2f} (standard deviation); ours has {ours.noise:.3f}. (Taken to hold from "
         "95 % on, and not below, beyond two standard errors.)",
-        percent.at_least(95),
+        at_least(percent, 95),
     )

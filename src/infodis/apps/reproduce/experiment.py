@@ -1,11 +1,11 @@
-"""What an experiment is, what comes of it, and a bench to run it on that remembers what was done."""
+"""What an experiment is, its result, and a workspace that keeps what was computed, so that runs can be resumed."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from infodis.apps.report.values import ReportTable
 from infodis.device import resolve_device
@@ -14,6 +14,7 @@ from infodis.figures import Figure
 from infodis.files import atomic_text
 from infodis.jobs.jobs import ModelSpec
 from infodis.predictor import Predictor
+from infodis.result import Measured
 from infodis.train.config import Config
 from infodis.train.loop import train
 from infodis.train.records import Progress, Validation
@@ -24,8 +25,22 @@ SIZES: tuple[Size, ...] = ("smoke", "laptop", "full")
 Verdict = Literal["holds", "holds in part", "undecided", "does not hold", "not tested here"]
 """In part: in some of the cases. Undecided: the numbers are not sure enough to say."""
 
+Cell = TypeVar("Cell", bound=tuple)
+
 SHARED = Path("..") / "shared" / "data"
 """Where data may lie beside a checkout."""
+
+
+def at_least(found: Measured, bound: float) -> Verdict:
+    """Whether a number is so large, or is not, beyond two standard errors."""
+    if found.value - 2 * found.standard_error >= bound:
+        return "holds"
+    return "does not hold" if found.value + 2 * found.standard_error < bound else "undecided"
+
+
+def verdict_of_all(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of several cases: their common verdict, or else that the claim holds in part."""
+    return verdicts[0] if len(set(verdicts)) == 1 else "holds in part"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +53,11 @@ class Claim:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What an experiment came to."""
+class ExperimentResult:
+    """Claims, tables, figures and numbers of an experiment."""
 
     about: str
-    """What was run, in a sentence or two."""
+    """What was run, in one or two sentences."""
     claims: tuple[Claim, ...]
     tables: tuple[ReportTable, ...] = ()
     figures: tuple[Figure, ...] = ()
@@ -51,8 +66,8 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
-    """Where an experiment is run: its directory, how large it is, what it may use."""
+class Workspace:
+    """Where an experiment runs: its directory, its size, and what it may use."""
 
     directory: Path
     size: Size = "laptop"
@@ -62,14 +77,14 @@ class Bench:
     model: str | None = None
     """Another model than the experiment's own."""
     device: str = "auto"
-    tell: Callable[[str, int, int], None] = lambda what, done, total: None
-    """Progress: what is under way, how much of it is done, and of how much."""
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    """Called with what is under way, how much of it is done, and of how much."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolve_device(self.device))
 
     def pick(self, smoke: Any, laptop: Any, full: Any) -> Any:
-        """The one of three that belongs to the size."""
+        """The value for the size of this run."""
         return dict(zip(SIZES, (smoke, laptop, full), strict=True))[self.size]
 
     def keep(self, name: str, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
@@ -79,9 +94,9 @@ class Bench:
     def keep_each(
         self, name: str, settings: Mapping[str, Any], keys: Sequence[str], make: Callable[[str], Any]
     ) -> list[Any]:
-        """The same for many things, one by one: an interrupted run goes on behind the last one.
+        """The same for many values, one by one. Rerun an interrupted run to resume behind the last one.
 
-        What was made under other settings is refused, not overwritten.
+        Values that were made under other settings are refused, not overwritten.
         """
         path = self.directory / f"{name}.jsonl"
         head = json.loads(json.dumps({**settings, "seed": self.seed}))
@@ -92,14 +107,22 @@ class Bench:
         with path.open("a", encoding="utf-8") as file:
             for number, key in enumerate(keys):
                 if key not in known:
-                    self.tell(name, number, len(keys))
+                    self.progress(name, number, len(keys))
                     known[key] = json.loads(json.dumps(make(key)))
                     print(json.dumps({"key": key, "value": known[key]}), file=file, flush=True)
         return [known[key] for key in keys]
 
+    def keep_cells(
+        self, name: str, settings: Mapping[str, Any], cells: Iterable[Cell], make: Callable[..., Any]
+    ) -> dict[Cell, Any]:
+        """A value for every cell of a table, as `keep_each` keeps them: `make` takes the coordinates of a cell."""
+        keys = {"/".join(map(str, cell)): cell for cell in cells}
+        made = self.keep_each(name, settings, list(keys), lambda key: make(*keys[key]))
+        return dict(zip(keys.values(), made, strict=True))
+
     def trained(self, name: str, config: Config, teacher: Predictor | None = None) -> Path:
         """A training run in the directory, from where it is; `config` names its files relative to the directory."""
-        out, reporter = self.directory / name, _Training(name, self.tell)
+        out, reporter = self.directory / name, _TrainingReporter(name, self.progress)
         train(config, out, base=self.directory, resume=out.exists(), reporter=reporter, teacher=teacher)
         return out
 
@@ -108,8 +131,8 @@ class Bench:
         return next((place / name for place in self._places if (place / name).is_file()), None)
 
     @property
-    def tried(self) -> str:
-        """Where files are looked for."""
+    def searched(self) -> str:
+        """The directories in which files are looked for."""
         return " or ".join(str(place) for place in self._places)
 
     @property
@@ -151,8 +174,8 @@ def _refuse(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> No
 
 
 @dataclasses.dataclass(frozen=True)
-class _Training:
-    """What a training run reports, as progress of the bench."""
+class _TrainingReporter:
+    """The progress of a training run."""
 
     name: str
     tell: Callable[[str, int, int], None]
@@ -176,4 +199,4 @@ class Experiment(Protocol):
     own_model: bool
     """Whether it makes its own, and takes no other."""
 
-    def run(self, bench: Bench) -> Outcome: ...
+    def run(self, workspace: Workspace) -> ExperimentResult: ...

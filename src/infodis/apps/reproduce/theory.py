@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from infodis.apps.report import values
-from infodis.apps.reproduce.experiment import Bench, Claim, Outcome, Verdict
+from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Verdict, Workspace
 from infodis.design import Enumerate
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
@@ -126,21 +126,14 @@ def _integral_mdse(oracle: Oracle) -> Iterator[Check]:
         yield Check(-oracle.log_prob(TOKENS), found.value)
 
 
-def _entropies(oracle: Oracle) -> Iterator[Check]:
+def _entropies(oracle: Oracle, *, printed: bool = False) -> Iterator[Check]:
+    """As printed, the prefactor is the total noise instead of its rate: at rate 1 they differ unless the total is 1."""
     process = Absorbing(VOCABULARY)
     for level in (0.2, 0.7):
         total = -math.log1p(-level)
         left = mdse(from_predictor(oracle), TOKENS, total, process=process, evaluations=ALL).value
-        yield Check(left, (1 - level) / level * mdce(oracle, TOKENS, level, evaluations=ALL).value)
-
-
-def _entropies_as_printed(oracle: Oracle) -> Iterator[Check]:
-    """With the total noise as prefactor instead of its rate: at rate 1 the two differ unless the total is 1."""
-    process = Absorbing(VOCABULARY)
-    for level in (0.2, 0.7):
-        total = -math.log1p(-level)
-        left = mdse(from_predictor(oracle), TOKENS, total, process=process, evaluations=ALL).value
-        yield Check(left, total * (1 - level) / level * mdce(oracle, TOKENS, level, evaluations=ALL).value)
+        prefactor = total if printed else 1.0
+        yield Check(left, prefactor * (1 - level) / level * mdce(oracle, TOKENS, level, evaluations=ALL).value)
 
 
 def _losses(oracle: Oracle) -> Iterator[Check]:
@@ -246,7 +239,10 @@ IDENTITIES = (
 )
 
 AS_PRINTED = Identity(
-    "DSE and DCE, pointwise, as printed", "Lemma 3.3", "mdse = total noise x ... x mdce", _entropies_as_printed
+    "DSE and DCE, pointwise, as printed",
+    "Lemma 3.3",
+    "mdse = total noise x ... x mdce",
+    functools.partial(_entropies, printed=True),
 )
 
 
@@ -261,9 +257,9 @@ class Theory:
     paper = "Sections 3 and 4"
     own_model = True
 
-    def run(self, bench: Bench) -> Outcome:
+    def run(self, workspace: Workspace) -> ExperimentResult:
         every = {identity.name: identity for identity in (*IDENTITIES, AS_PRINTED)}
-        apart = bench.keep_each("identities", {}, list(every), lambda name: worst(every[name]))
+        apart = workspace.keep_each("identities", {}, list(every), lambda name: worst(every[name]))
         found = dict(zip(every, apart, strict=True))
         rows = tuple(
             (
@@ -277,7 +273,7 @@ class Theory:
         )
         most = max(found[one.name] for one in IDENTITIES)
         printed = found[AS_PRINTED.name]
-        return Outcome(
+        return ExperimentResult(
             "Both sides of each equation, all masks and all noised sequences enumerated, integrals by quadrature, for "
             f"sequences of {LENGTH} tokens out of {VOCABULARY} from {', '.join(distributions())}.",
             (

@@ -10,32 +10,26 @@ from infodis import figures
 from infodis.apps.bench.experiments import DESIGNS, measure
 from infodis.apps.bench.problems import Problem, chain_problem
 from infodis.apps.report import values
-from infodis.apps.reproduce import lengths
-from infodis.apps.reproduce.experiment import Bench, Claim, Outcome
-from infodis.apps.reproduce.material import ARC, HELLASWAG, PIQA
+from infodis.apps.reproduce.data import ARC, HELLASWAG, PIQA
+from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Workspace, at_least, verdict_of_all
 from infodis.apps.reproduce.moments import LOWEST, Moments, law
-from infodis.apps.reproduce.trials import (
-    MODEL,
-    PAPERS_MODEL,
-    Measured,
-    Question,
-    chosen,
-    digest,
-    mean_of,
+from infodis.apps.reproduce.triplets import (
+    ResponseReader,
+    Triplet,
+    choose_fitting,
     questions,
-    ratio_of,
-    read,
-    repeated,
-    spread_of,
-    together,
+    repeat_names,
+    sample_variance,
+    triplets_key,
 )
+from infodis.apps.reproduce.variance_map import VarianceMap
 from infodis.control import Neighbours
 from infodis.design import MaskDesign, Tiled
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
 from infodis.figures import Figure
 from infodis.item import Item
-from infodis.models.model import Model
+from infodis.result import Estimate, Measured
 from infodis.rng import key
 
 PAPER = {
@@ -57,8 +51,11 @@ DRAWN = (INTEGRAL, FREE, COUNT, LLADA, STRATIFIED, OURS)
 """Those in a figure."""
 EXACT = 1e-20
 
-Variances = Mapping[tuple[str, str, int], Sequence[float]]
-"""One for every text: by data set, design and rows."""
+Place = tuple[str, str, int]
+"""Data set or problem, design and rows."""
+Variances = Mapping[Place, Sequence[float]]
+"""One for every text."""
+TextCell = tuple[str, Triplet, str, int]
 
 
 def requests(rows: int) -> dict[str, Request]:
@@ -75,14 +72,14 @@ class VarianceTimeFree:
     paper = "Table 1(a)"
     own_model = False
 
-    def run(self, bench: Bench) -> Outcome:
-        chains = Chains(bench)
+    def run(self, workspace: Workspace) -> ExperimentResult:
+        chains = ChainErrors(workspace)
         errors, biases = chains.measured()
-        texts = Texts(bench)
+        texts = TextVariances(workspace)
         found = texts.variances()
-        drawn = lengths.Map.of(bench)
+        drawn = VarianceMap.of(workspace)
         ratios = _ratios(found, chains.budgets[0])
-        return Outcome(
+        return ExperimentResult(
             f"{chains.about} {texts.about} {drawn.about}",
             (*_claims(ratios, errors, biases, chains.budgets[0]), drawn.claim()),
             (_table(found), _gains(found), *chains.tables(errors, biases)),
@@ -96,29 +93,29 @@ class VarianceTimeFree:
 
 
 @dataclasses.dataclass(frozen=True)
-class Chains:
+class ChainErrors:
     """The paper's order-4 chain, 16 tokens given 16, with all masks tabulated: errors against the exact answer.
 
     One of the problems has noise on the chain's conditionals, so that they disagree as those of a network do: without
     it `Orders`, and with it the default, is exact.
     """
 
-    bench: Bench
+    workspace: Workspace
 
     @property
     def budgets(self) -> tuple[int, ...]:
-        budgets: tuple[int, ...] = self.bench.pick((128,), (128, 256, 512), (128, 256, 512))
+        budgets: tuple[int, ...] = self.workspace.pick((128,), (128, 256, 512), (128, 256, 512))
         return budgets
 
     @property
     def problems(self) -> dict[str, tuple[float, float]]:
         """Temperature and noise by name."""
         every = {"chain, 0.5": (0.5, 0.0), "chain, 0.15": (0.15, 0.0), "noisy chain, 0.5": (0.5, 0.2)}
-        return every if self.bench.size != "smoke" else {"chain, 0.15": (0.15, 0.0)}
+        return every if self.workspace.size != "smoke" else {"chain, 0.15": (0.15, 0.0)}
 
     @property
     def settings(self) -> dict[str, int]:
-        sequences, runs, target = self.bench.pick((2, 20, 8), (8, 100, 16), (40, 250, 16))
+        sequences, runs, target = self.workspace.pick((2, 20, 8), (8, 100, 16), (40, 250, 16))
         return {"sequences": sequences, "runs": runs, "target": target}
 
     @property
@@ -129,43 +126,39 @@ class Chains:
             f"{size['target']} tokens given 16, all masks tabulated, {size['runs']} runs of every design."
         )
 
-    def measured(self) -> tuple[dict[tuple[str, str, int], list[float]], dict[tuple[str, str, int], float]]:
+    def measured(self) -> tuple[dict[Place, list[float]], dict[Place, float]]:
         """Mean squared errors of every sequence, and z of the bias over all of them, by problem, design and rows."""
-        size = self.settings
-        keys = {
-            f"{problem}/{name}/{rows}": (problem, name, rows)
+        cells = [
+            (problem, name, rows)
             for problem in self.problems
             for rows in self.budgets
             for name, request in requests(rows).items()
-            if _fits(request.design, size["target"], rows)
-        }
-        made = self.bench.keep_each("chains", size, list(keys), lambda one: self._measure(*keys[one]))
-        found = dict(zip(keys.values(), made, strict=True))
+            if _fits(request.design, self.settings["target"], rows)
+        ]
+        found = self.workspace.keep_cells("chains", self.settings, cells, self._measure)
         biases = {where: sum(one["z"]) / math.sqrt(len(one["z"])) for where, one in found.items()}
         return {where: one["errors"] for where, one in found.items()}, biases
 
     def _measure(self, problem: str, name: str, rows: int) -> dict[str, list[float]]:
-        size = self.settings
+        size, request = self.settings, requests(rows)[name]
         tables = _tabulated(*self.problems[problem], count=size["sequences"], target=size["target"]).tables
-        request = requests(rows)[name]
         every = [
-            measure(Problem(problem, [table]), request, runs=size["runs"], name=name, seed=self.bench.seed)
+            measure(Problem(problem, [table]), request, runs=size["runs"], name=name, seed=self.workspace.seed)
             for table in tables
         ]
         return {"errors": [one.mean_squared_error for one in every], "z": [one.bias_z for one in every]}
 
-    def tables(self, errors: Variances, biases: Mapping[tuple[str, str, int], float]) -> Iterator[values.ReportTable]:
+    def tables(self, errors: Variances, biases: Mapping[Place, float]) -> Iterator[values.ReportTable]:
+        columns = ("design", *(f"{budget} rows" for budget in self.budgets), f"z of bias at {self.budgets[-1]}")
         for problem in self.problems:
-            names = list(dict.fromkeys(name for where, name, _ in errors if where == problem))
             rows = tuple(
                 (
                     name,
                     *(_error(errors.get((problem, name, budget))) for budget in self.budgets),
                     f"{biases[problem, name, self.budgets[-1]]:+.1f}",
                 )
-                for name in names
+                for name in dict.fromkeys(name for where, name, _ in errors if where == problem)
             )
-            columns = ("design", *(f"{budget} rows" for budget in self.budgets), f"z of bias at {self.budgets[-1]}")
             caption = (
                 "Standard errors are over sequences. |z| above 4 is a bias. The time integral begins at level 0 here: "
                 "its variance is infinite, and the numbers are what these runs happened to meet."
@@ -189,25 +182,11 @@ def _tabulated(temperature: float, noise: float, *, count: int, target: int) -> 
 def _error(found: Sequence[float] | None) -> str:
     if found is None:
         return ""
-    return "exact" if max(found) < EXACT else str(mean_of(found))
+    return "exact" if max(found) < EXACT else str(Measured.mean(found))
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """A piece of work on one text: repeats of a design at a budget, or (without rows) its moments by size."""
-
-    data: str
-    text: Question
-    design: str = "by size"
-    rows: int = 0
-
-    @property
-    def key(self) -> str:
-        return f"{self.data}/{self.text.id}/{self.design}/{self.rows}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Texts:
+class TextVariances:
     """Questions with the paper's responses, under a model.
 
     Designs whose rows are independent given their sizes have variances that follow from moments by size, at any budget;
@@ -216,130 +195,133 @@ class Texts:
     which has a finite variance only if it begins above level 0.
     """
 
-    bench: Bench
+    workspace: Workspace
 
     @functools.cached_property
-    def model(self) -> Model:
-        return self.bench.model_spec(MODEL, PAPERS_MODEL).load()
-
-    @functools.cached_property
-    def size(self) -> dict[str, Any]:
+    def reader(self) -> ResponseReader:
         """The window keeps a laptop's run short; the full size has the model's own."""
-        texts, window, repeats = self.bench.pick(
-            (2, 128, {32: 3}), (10, 192, {128: 15, 256: 5, 512: 3}), (30, None, {128: 15, 256: 15, 512: 15})
-        )
-        limit = self.model.length or 4096
-        return {
-            "model": self.model.fingerprint,
-            "count": texts,
-            "window": min(window or limit, limit),
-            "repeats": {str(rows): count for rows, count in repeats.items()},
-            "all": self.bench.size == "full",
-        }
+        return ResponseReader(self.workspace, self.workspace.pick(128, 192, None))
+
+    @functools.cached_property
+    def repeats(self) -> dict[int, int]:
+        """By forward passes."""
+        repeats: dict[int, int] = self.workspace.pick({32: 3}, {128: 15, 256: 5, 512: 3}, {128: 15, 256: 15, 512: 15})
+        return repeats
 
     @property
-    def budgets(self) -> list[int]:
-        return [int(rows) for rows in self.size["repeats"]]
+    def count(self) -> int:
+        return int(self.workspace.pick(2, 10, 30))
+
+    @property
+    def all(self) -> bool:
+        """Whether all designs are run repeatedly."""
+        return self.workspace.size == "full"
 
     @property
     def data(self) -> list[str]:
-        return list(PAPER) if self.bench.size != "smoke" else ["HellaSwag"]
+        return list(PAPER) if self.workspace.size != "smoke" else ["HellaSwag"]
 
     @property
     def about(self) -> str:
-        window = self.size["window"]
-        repeats = ", ".join(f"{count} at {rows}" for rows, count in self.size["repeats"].items())
-        source = "built-in questions" if self.bench.size == "smoke" else ", ".join(self.data)
+        repeats = ", ".join(f"{count} at {rows}" for rows, count in self.repeats.items())
+        source = "built-in questions" if self.workspace.size == "smoke" else ", ".join(self.data)
         return (
-            f"Texts: {self.size['count']} random questions each of {source} under {self.model.name}, the prompt's end "
-            f"and the response 'Correct: ... | Incorrect: ...' in windows of {window} tokens; questions with longer "
-            f"responses are left out. Repeats by rows: {repeats}."
+            f"Texts: {self.count} random questions each of {source} under {self.reader.model.name}, the prompt's end "
+            f"and the response 'Correct: ... | Incorrect: ...' in windows of {self.reader.window} tokens; questions "
+            f"with longer responses are left out. Repeats by rows: {repeats}."
         )
 
-    def variances(self) -> dict[tuple[str, str, int], list[float]]:
+    def variances(self) -> dict[Place, list[float]]:
         """By data set, design and rows, one for every text."""
-        found: dict[tuple[str, str, int], list[float]] = {}
-        for job, made in self._made:
+        found: dict[Place, list[float]] = {}
+        for (data, *_), made in self._made.items():
             for design, by_rows in made["variance"].items():
                 for rows, variance in by_rows.items():
-                    found.setdefault((job.data, design, int(rows)), []).append(variance)
+                    found.setdefault((data, design, int(rows)), []).append(variance)
         return found
 
     @property
     def spent(self) -> int:
-        """Forward rows."""
-        return sum(int(made["evaluations"]) for _, made in self._made)
+        """Forward passes."""
+        return sum(int(made["evaluations"]) for made in self._made.values())
 
     @functools.cached_property
-    def _made(self) -> list[tuple[Job, dict[str, Any]]]:
-        jobs = {job.key: job for job in self._jobs()}
-        settings = {**self.size, "texts": digest(job.text for job in jobs.values())}
-        made = self.bench.keep_each("texts", settings, list(jobs), lambda one: self._make(jobs[one]))
-        return list(zip(jobs.values(), made, strict=True))
+    def _made(self) -> dict[TextCell, dict[str, Any]]:
+        cells = list(self._cells())
+        settings = {
+            "model": self.reader.model.fingerprint,
+            "count": self.count,
+            "window": self.reader.window,
+            "repeats": {str(rows): count for rows, count in self.repeats.items()},
+            "all": self.all,
+            "texts": triplets_key(text for _, text, _, _ in cells),
+        }
+        return self.workspace.keep_cells("texts", settings, cells, self._make)
 
-    def _jobs(self) -> Iterator[Job]:
+    def _cells(self) -> Iterator[TextCell]:
+        """Data set, text, design and rows of every piece of work; without rows, moments by size."""
         for data in self.data:
-            found = questions(self.bench, DATA[data])
-            kept = chosen(
-                found, lambda one: self._item(one) is not None, count=self.size["count"], seed=self.bench.seed
+            found = questions(self.workspace, DATA[data])
+            kept = choose_fitting(
+                found,
+                lambda one: self.reader.fits(one.prompt, one.both),
+                count=self.count,
+                seed=self.workspace.seed,
             )
             for text in kept:
-                yield Job(data, text)
-                if not self.size["all"]:
-                    yield Job(data, text, PAIRS, self.budgets[0])
-                for rows in self.budgets:
-                    yield from (Job(data, text, name, rows) for name in self._repeated(text, rows))
+                yield data, text, "by size", 0
+                if not self.all:
+                    yield data, text, PAIRS, next(iter(self.repeats))
+                for rows in self.repeats:
+                    yield from ((data, text, name, rows) for name in self._repeated(text, rows))
 
-    def _repeated(self, text: Question, rows: int) -> list[str]:
-        if not self.size["all"]:
+    def _repeated(self, text: Triplet, rows: int) -> list[str]:
+        if not self.all:
             return [OURS]
-        item = self._item(text)
-        length = 0 if item is None else item.target.numel()
+        length = self.reader.read(text.prompt, text.both).target.numel()
         repeated = {name: one for name, one in requests(rows).items() if name != INTEGRAL}
         return [name for name, request in repeated.items() if _fits(request.design, length, rows)]
 
-    def _item(self, text: Question) -> Item | None:
-        return read(self.model, text.prompt, text.both, window=self.size["window"])
-
-    def _make(self, job: Job) -> dict[str, Any]:
-        item = self._item(job.text)
-        if item is None:
-            raise InputError(f"{job.text.id} does not fit a window of {self.size['window']} tokens.")
-        if job.rows == 0:
+    def _make(self, data: str, text: Triplet, design: str, rows: int) -> dict[str, Any]:
+        item = self.reader.read(text.prompt, text.both)
+        if rows == 0:
             return self._by_size(item)
-        if job.design == PAIRS and not self.size["all"]:
-            return self._pairs(item, job.rows)
-        return self._repeats(item, job)
+        if design == PAIRS and not self.all:
+            return self._pairs(item, rows)
+        return self._repeats(item, design, rows)
 
     def _by_size(self, item: Item) -> dict[str, Any]:
-        moments = Moments.drawn(self.model, item, seed=self.bench.seed)
+        moments = Moments.drawn(self.reader.model, item, seed=self.workspace.seed)
         length = item.target.numel()
         variance = {
-            name: {rows: moments.variance(law(DESIGNS[name], length, rows)) for rows in self.budgets}
-            for name in ((INTEGRAL,) if self.size["all"] else BY_SIZE)
+            name: {rows: moments.variance(law(DESIGNS[name], length, rows)) for rows in self.repeats}
+            for name in ((INTEGRAL,) if self.all else BY_SIZE)
         }
         return {"variance": variance, "evaluations": moments.rows, "target": length, "nll": moments.nll}
 
     def _pairs(self, item: Item, budget: int) -> dict[str, Any]:
-        name = key(item.key, self.bench.seed, PAIRS)
-        found = estimate_items(self.model, [item], requests(budget)[PAIRS], seed=self.bench.seed, names=[name])[0]
-        variance = {rows: found.standard_error**2 * budget / rows for rows in self.budgets}
+        name = key(item.key, self.workspace.seed, PAIRS)
+        (found,) = self._estimates(item, requests(budget)[PAIRS], [name])
+        variance = {rows: found.standard_error**2 * budget / rows for rows in self.repeats}
         return {"variance": {PAIRS: variance}, "evaluations": found.evaluations}
 
-    def _repeats(self, item: Item, job: Job) -> dict[str, Any]:
+    def _repeats(self, item: Item, design: str, rows: int) -> dict[str, Any]:
         """The variance over repeats; of the default also what its own standard errors say, on average."""
-        names = list(repeated(key(item.key, job.rows), self.size["repeats"][str(job.rows)]))
-        request = requests(job.rows)[job.design]
-        found = estimate_items(self.model, [item] * len(names), request, seed=self.bench.seed, names=names)
-        variance = {job.design: {job.rows: spread_of([one.value for one in found])}}
-        if job.design == OURS:
-            variance[OWN] = {job.rows: sum(one.standard_error**2 for one in found) / len(found)}
+        names = list(repeat_names(key(item.key, rows), self.repeats[rows]))
+        found = self._estimates(item, requests(rows)[design], names)
+        variance = {design: {rows: sample_variance([one.value for one in found])}}
+        if design == OURS:
+            variance[OWN] = {rows: sum(one.standard_error**2 for one in found) / len(found)}
         return {
             "variance": variance,
             "evaluations": sum(one.evaluations for one in found),
             "values": [one.value for one in found],
             "design": repr(found[0].design),
         }
+
+    def _estimates(self, item: Item, request: Request, names: list[int]) -> list[Estimate]:
+        items = [item] * len(names)
+        return estimate_items(self.reader.model, items, request, seed=self.workspace.seed, names=names)
 
 
 def _pooled(found: Variances, design: str, rows: int) -> list[float]:
@@ -353,16 +335,16 @@ def _ratios(found: Variances, wanted: int) -> dict[str, Measured]:
     rows = wanted if wanted in budgets else budgets[0]
     free, ours = _pooled(found, FREE, rows), _pooled(found, OURS, rows)
     return {
-        "time integral / time-free": ratio_of(_pooled(found, INTEGRAL, rows), free),
-        "time-free / uniform count": ratio_of(free, _pooled(found, COUNT, rows)),
-        "time-free / default": ratio_of(free, ours),
-        "LLaDA's sampler / default": ratio_of(_pooled(found, LLADA, rows), ours),
-        "default: own errors / repeats": ratio_of(_pooled(found, OWN, rows), ours),
+        "time integral / time-free": Measured.ratio(_pooled(found, INTEGRAL, rows), free),
+        "time-free / uniform count": Measured.ratio(free, _pooled(found, COUNT, rows)),
+        "time-free / default": Measured.ratio(free, ours),
+        "LLaDA's sampler / default": Measured.ratio(_pooled(found, LLADA, rows), ours),
+        "default: own errors / repeats": Measured.ratio(_pooled(found, OWN, rows), ours),
     }
 
 
 def _claims(
-    ratios: Mapping[str, Measured], errors: Variances, biases: Mapping[tuple[str, str, int], float], rows: int
+    ratios: Mapping[str, Measured], errors: Variances, biases: Mapping[Place, float], rows: int
 ) -> Iterator[Claim]:
     printed = [integral / free for by_rows in PAPER.values() for integral, free in by_rows.values()]
     wins = ratios["time integral / time-free"]
@@ -371,33 +353,33 @@ def _claims(
         f"{min(printed):.1f} to {max(printed):.1f} times in the table.",
         f"On these texts the time integral (from level {LOWEST:g}; from 0 its variance is infinite) varies {wins} "
         "times as much as the time-free form.",
-        wins.at_least(1),
+        at_least(wins, 1),
     )
     count = ratios["time-free / uniform count"]
     problems = list(dict.fromkeys(problem for problem, _, _ in errors))
-    exact = {p: ratio_of(errors[p, FREE, rows], errors[p, COUNT, rows]) for p in problems}
+    exact = {p: Measured.ratio(errors[p, FREE, rows], errors[p, COUNT, rows]) for p in problems}
     told = ", ".join(f"{ratio} on {problem}" for problem, ratio in exact.items())
     yield Claim(
         "(Not in the paper.) At equal rows, sizes drawn uniformly have at least 10 times less variance than the "
         "time-free form's.",
         f"{count} times on the texts; {told}.",
-        together([ratio.at_least(10) for ratio in (count, *exact.values())]),
+        verdict_of_all([at_least(ratio, 10) for ratio in (count, *exact.values())]),
     )
     yield _unbiased(biases)
     ours, llada = ratios["time-free / default"], ratios["LLaDA's sampler / default"]
     yield Claim(
         "(Not in the paper.) The default of infodis has at least 150 times less variance than the time-free form.",
         f"{ours} times, on the texts.",
-        ours.at_least(150),
+        at_least(ours, 150),
     )
     yield Claim(
         "(Not in the paper.) The default of infodis has at least 3 times less variance than LLaDA's sampler.",
         f"{llada} times, on the texts.",
-        llada.at_least(3),
+        at_least(llada, 3),
     )
 
 
-def _unbiased(biases: Mapping[tuple[str, str, int], float]) -> Claim:
+def _unbiased(biases: Mapping[Place, float]) -> Claim:
     free, script = ([z for (_, name, _), z in biases.items() if name == wanted] for wanted in (FREE, SCRIPT))
     fine, as_run = (max(map(abs, found)) < 4 for found in (free, script))
     return Claim(
@@ -414,7 +396,7 @@ def _table(found: Variances) -> values.ReportTable:
     for data, budget in dict.fromkeys((data, rows) for data, _, rows in found):
         printed = PAPER[data].get(budget, ("", ""))
         cells = (found.get((data, name, budget)) for name in shown)
-        rows.append((data, budget, *printed, *("" if cell is None else str(mean_of(cell)) for cell in cells)))
+        rows.append((data, budget, *printed, *("" if cell is None else str(Measured.mean(cell)) for cell in cells)))
     return values.ReportTable(
         "Variance of the conditional likelihood, averaged over texts",
         ("data", "rows", "paper: time integral", "paper: time-free", *shown),
@@ -432,8 +414,8 @@ def _gains(found: Variances) -> values.ReportTable:
     rows: list[tuple[values.Cell, ...]] = []
     for budget in sorted({rows for _, _, rows in found}):
         free, ours = _pooled(found, FREE, budget), _pooled(found, OURS, budget)
-        against = (ratio_of(free, _pooled(found, name, budget)) for name in names)
-        rows.append((budget, *map(str, against), str(ratio_of(_pooled(found, LLADA, budget), ours))))
+        against = (Measured.ratio(free, _pooled(found, name, budget)) for name in names)
+        rows.append((budget, *map(str, against), str(Measured.ratio(_pooled(found, LLADA, budget), ours))))
     return values.ReportTable(
         "Times below the paper's time-free form, over all texts",
         ("rows", *names, f"{OURS} below {LLADA}"),
@@ -448,7 +430,9 @@ def _first(found: Variances) -> int:
 
 def _figure(found: Variances) -> Figure:
     budgets = sorted({rows for _, _, rows in found})
-    series = {name: [(float(rows), *mean_of(_pooled(found, name, rows)).point) for rows in budgets] for name in DRAWN}
+    series = {
+        name: [(float(rows), *Measured.mean(_pooled(found, name, rows)).band) for rows in budgets] for name in DRAWN
+    }
     return figures.lines(
         series,
         axes=("forward rows", "variance, nats squared"),

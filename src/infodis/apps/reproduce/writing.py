@@ -11,7 +11,7 @@ from pathlib import Path
 from infodis import __version__, figures
 from infodis.apps.report.page import cell, write
 from infodis.apps.report.values import Report, ReportFinding, ReportTable
-from infodis.apps.reproduce.experiment import Bench, Experiment, Outcome
+from infodis.apps.reproduce.experiment import Experiment, ExperimentResult, Workspace
 from infodis.errors import InputError
 from infodis.figures import Figure
 from infodis.files import atomic_text, result_text
@@ -20,53 +20,58 @@ PAGE = "report.html"
 IMAGES = "images/reproduction"
 """Figures of a document, from where it lies."""
 
-Done = tuple[Experiment, Outcome, Bench]
+Done = tuple[Experiment, ExperimentResult, Workspace]
 MARKS = {"holds": "✓", "holds in part": "~", "undecided": "?", "does not hold": "✗", "not tested here": "–"}
 
 
-def write_outcome(experiment: Experiment, outcome: Outcome, bench: Bench) -> None:
-    """outcome.json, figures/ and report.html in the directory of the bench."""
+def write_outcome(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> None:
+    """outcome.json, figures/ and report.html in the directory of the workspace."""
     told = {
         "name": experiment.name,
         "paper": experiment.paper,
-        "size": bench.size,
-        "seed": bench.seed,
+        "size": workspace.size,
+        "seed": workspace.seed,
         "infodis": __version__,
-        "claims": [dataclasses.asdict(claim) for claim in outcome.claims],
-        "numbers": dict(outcome.numbers),
+        "claims": [dataclasses.asdict(claim) for claim in result.claims],
+        "numbers": dict(result.numbers),
     }
-    result_text(bench.directory / "outcome.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-    for figure in outcome.figures:
-        figures.save(figure, bench.directory / "figures")
-    write(_page(experiment, outcome, bench), bench.directory / PAGE)
+    result_text(workspace.directory / "outcome.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    for figure in result.figures:
+        figures.save(figure, workspace.directory / "figures")
+    write(_page(experiment, result, workspace), workspace.directory / PAGE)
 
 
-def _page(experiment: Experiment, outcome: Outcome, bench: Bench) -> Report:
+def _page(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> Report:
     return Report(
         title=experiment.title,
-        about=f"{experiment.paper} of the paper. {outcome.about}",
+        about=f"{experiment.paper} of the paper. {result.about}",
         findings=tuple(
             ReportFinding(f"The paper: {claim.paper} Here: {claim.found}", warning=claim.verdict == "does not hold")
-            for claim in outcome.claims
+            for claim in result.claims
         ),
-        tables=(_claims(outcome), *outcome.tables),
-        figures=outcome.figures,
-        provenance={"experiment": experiment.name, "size": bench.size, "seed": bench.seed, "infodis": __version__},
+        tables=(_claims(result), *result.tables),
+        figures=result.figures,
+        provenance={
+            "experiment": experiment.name,
+            "size": workspace.size,
+            "seed": workspace.seed,
+            "infodis": __version__,
+        },
     )
 
 
-def _claims(outcome: Outcome) -> ReportTable:
-    rows = tuple((claim.paper, claim.found, f"{MARKS[claim.verdict]} {claim.verdict}") for claim in outcome.claims)
+def _claims(result: ExperimentResult) -> ReportTable:
+    rows = tuple((claim.paper, claim.found, f"{MARKS[claim.verdict]} {claim.verdict}") for claim in result.claims)
     return ReportTable("Claims", ("the paper", "here", "verdict"), rows)
 
 
 def write_all(done: Sequence[Done], path: Path) -> None:
     """One page with every experiment."""
-    counts = Counter(claim.verdict for _, outcome, _ in done for claim in outcome.claims)
+    counts = Counter(claim.verdict for _, result, _ in done for claim in result.claims)
     rows = tuple(
         (experiment.name, claim.paper, claim.found, f"{MARKS[claim.verdict]} {claim.verdict}")
-        for experiment, outcome, _ in done
-        for claim in outcome.claims
+        for experiment, result, _ in done
+        for claim in result.claims
     )
     size, seed = done[0][2].size, done[0][2].seed
     page = Report(
@@ -74,16 +79,12 @@ def write_all(done: Sequence[Done], path: Path) -> None:
         about=" ".join(f"{count} {verdict}." for verdict, count in counts.items()),
         tables=(
             ReportTable("Claims", ("experiment", "the paper", "here", "verdict"), rows),
-            *(
-                replace(table, title=f"{one.name}: {table.title}")
-                for one, outcome, _ in done
-                for table in outcome.tables
-            ),
+            *(replace(table, title=f"{one.name}: {table.title}") for one, result, _ in done for table in result.tables),
         ),
         figures=tuple(
             replace(figure, name=f"{one.name}-{figure.name}", title=f"{one.name}: {figure.title}")
-            for one, outcome, _ in done
-            for figure in outcome.figures
+            for one, result, _ in done
+            for figure in result.figures
         ),
         provenance={"size": size, "seed": seed, "infodis": __version__},
     )
@@ -96,7 +97,7 @@ def write_document(done: Sequence[Done], path: Path, *, order: Sequence[str]) ->
     images = path.parent / IMAGES
     images.mkdir(parents=True, exist_ok=True)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    pictures = {images / _file(one, figure): figure for one, outcome, _ in done for figure in outcome.figures}
+    pictures = {images / _file(one, figure): figure for one, result, _ in done for figure in result.figures}
     for picture in pictures:
         if picture.exists() and f"({IMAGES}/{picture.name})" not in before:
             raise InputError(f"{picture} is there already, and {path} does not show it. Move it away.")
@@ -129,14 +130,14 @@ def sections_of(path: Path) -> dict[str, str]:
     return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def _section(experiment: Experiment, outcome: Outcome, bench: Bench) -> str:
+def _section(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> str:
     parts = [
         f"## {experiment.title}",
-        f"`infodis reproduce {experiment.name}` ({bench.size}, seed {bench.seed}) · {experiment.paper}",
-        outcome.about,
-        markdown(_claims(outcome)),
-        *(f"### {table.title}\n\n{markdown(table)}" for table in outcome.tables),
-        *(_picture(experiment, figure) for figure in outcome.figures),
+        f"`infodis reproduce {experiment.name}` ({workspace.size}, seed {workspace.seed}) · {experiment.paper}",
+        result.about,
+        markdown(_claims(result)),
+        *(f"### {table.title}\n\n{markdown(table)}" for table in result.tables),
+        *(_picture(experiment, figure) for figure in result.figures),
     ]
     return "\n\n".join(parts)
 

@@ -10,22 +10,19 @@ import torch
 from infodis import figures, load
 from infodis.apps.bench.experiments import DESIGNS, pairs, ratios, run_many
 from infodis.apps.bench.problems import chain_problem
-from infodis.apps.reproduce import lengths, variance
-from infodis.apps.reproduce.experiment import Bench
-from infodis.apps.reproduce.material import ARC
+from infodis.apps.reproduce import variance, variance_map
+from infodis.apps.reproduce.data import ARC
+from infodis.apps.reproduce.experiment import Workspace, at_least
 from infodis.apps.reproduce.moments import LOWEST, Moments, law
 from infodis.apps.reproduce.ratio import VarianceRatio, request
-from infodis.apps.reproduce.trials import (
+from infodis.apps.reproduce.triplets import (
     BUILT_IN,
     ROOM,
-    Measured,
-    Question,
-    chosen,
-    mean_of,
+    Triplet,
+    choose_fitting,
     questions,
-    ratio_of,
-    read,
-    spread_of,
+    read_response,
+    sample_variance,
 )
 from infodis.apps.reproduce.variance import BY_SIZE, VarianceTimeFree
 from infodis.design import Tiled
@@ -33,6 +30,7 @@ from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.item import Item
 from infodis.oracle import Independent
+from infodis.result import Measured
 from infodis.rng import stream, uniforms
 from infodis.testing import Tabulated
 
@@ -53,8 +51,8 @@ def z_of_variance(values: torch.Tensor, expected: float) -> float:
 
 
 def z_of_mean(values: list[float], expected: float) -> float:
-    found = mean_of(values)
-    return (found.value - expected) / found.error
+    found = Measured.mean(values)
+    return (found.value - expected) / found.standard_error
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_a_pool_of_independent_parts_against_real_repeats(table):
     """One run's standard error, squared, is the variance of a run; it goes as 1 / rows for pairs."""
     pool = run_many(table, Request(DESIGNS["Pairs"], None, 64), runs=100)
     real = torch.tensor([one.value for one in run_many(table, Request(DESIGNS["Pairs"], None, 32), runs=600, seed=1)])
-    expected = mean_of([2 * one.standard_error**2 for one in pool])
+    expected = Measured.mean([2 * one.standard_error**2 for one in pool])
     assert abs(z_of_variance(real, expected.value)) < Z
 
 
@@ -133,24 +131,24 @@ def test_designs_that_plan_together_have_no_law():
 
 
 def test_time_free_wins_where_one_token_holds_the_surprise():
-    assert lengths._open(1, 256).value > 1
-    assert lengths._open(4, 4).value > 1
-    assert lengths._open(64, 256).value < 1
+    assert variance_map._open(1, 256).value > 1
+    assert variance_map._open(4, 4).value > 1
+    assert variance_map._open(64, 256).value < 1
 
 
 def test_entropy_of_a_chain_against_its_definition():
-    chain = lengths.MarkovChain(torch.full((2, 2), 0.5, dtype=torch.float64))
-    assert lengths.entropy(chain) == pytest.approx(1.0)
+    chain = variance_map.MarkovChain(torch.full((2, 2), 0.5, dtype=torch.float64))
+    assert variance_map.entropy(chain) == pytest.approx(1.0)
 
 
 def test_ratio_of_averages_against_the_delta_method():
     generator = stream(0, "ratio")
     above, below = 2 + uniforms(400, generator=generator), 1 + uniforms(400, generator=generator)
-    found = ratio_of(above.tolist(), below.tolist())
+    found = Measured.ratio(above.tolist(), below.tolist())
     ratio = float(above.mean() / below.mean())
     delta = float((above - ratio * below).std() / below.mean()) / math.sqrt(400)
     assert found.value == pytest.approx(ratio)
-    assert found.error == pytest.approx(delta, rel=0.02)
+    assert found.standard_error == pytest.approx(delta, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +162,7 @@ def test_ratio_of_averages_against_the_delta_method():
     ],
 )
 def test_verdicts_follow_the_numbers(found, verdict):
-    assert found.at_least(8) == verdict
+    assert at_least(found, 8) == verdict
 
 
 def test_claims_can_fail():
@@ -190,41 +188,43 @@ def test_decoupled_variance_is_the_sum_of_the_sides():
     """Of the same draws: what is left is twice the covariance of the sides, whose error this z overstates."""
     above, below = pairs(7)["edited"]
     wanted = request("TimeFree (paper)", 8)
-    sides = sum(spread_of([one.value for one in run_many(side, wanted, runs=300)]) for side in (above, below))
+    sides = sum(sample_variance([one.value for one in run_many(side, wanted, runs=300)]) for side in (above, below))
     assert abs(z_of_variance(ratios(above, below, wanted, False, 300), sides)) < Z
     assert z_of_variance(ratios(above, below, wanted, True, 300), sides) < -Z, "coupled sides are not independent"
 
 
 def test_texts_keep_the_end_of_their_prompt():
     model = load("text8-tiny")
-    item = read(model, "A long prompt " * 20, "and 2 words", window=64)
+    item = read_response(model, "A long prompt " * 20, "and 2 words", window=64)
     assert item is not None
     assert model.decode(item.tokens).endswith("prompt and two words")
     assert item.length == 64
     assert model.decode(item.tokens[item.target]) == "and two words"
-    short = read(model, "Short.", "text", window=64)
+    short = read_response(model, "Short.", "text", window=64)
     assert short is not None
     assert model.decode(short.tokens) == "short text"
-    assert read(model, "x", "y" * (64 - ROOM), window=64) is not None
-    assert read(model, "x", "y" * (65 - ROOM), window=64) is None
+    assert read_response(model, "x", "y" * (64 - ROOM), window=64) is not None
+    assert read_response(model, "x", "y" * (65 - ROOM), window=64) is None
 
 
 def test_questions_have_one_right_and_one_wrong_choice(tmp_path):
     rows = [{"id": f"q{n}", "x": "What?", "choices": ["a", "b", "c"], "label": n % 3} for n in range(30)]
     (tmp_path / ARC.file).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = questions(Bench(tmp_path, data=tmp_path), ARC)
+    found = questions(Workspace(tmp_path, data=tmp_path), ARC)
     assert all(one.right == "abc"[n % 3] and one.wrong in set("abc") - {one.right} for n, one in enumerate(found))
     assert {one.wrong for one in found} == set("abc")
-    assert Question("", "", "yes", "no").both == "Correct: yes | Incorrect: no"
+    assert Triplet("", "", "yes", "no").both == "Correct: yes | Incorrect: no"
 
 
 def test_chosen_texts_fit_and_depend_on_the_seed():
-    kept = chosen(BUILT_IN, lambda one: one.id != "ice", count=3, seed=0)
+    kept = choose_fitting(BUILT_IN, lambda one: one.id != "ice", count=3, seed=0)
     assert {one.id for one in kept} == {"tea", "rain", "door"}
-    orders = {tuple(one.id for one in chosen(BUILT_IN, lambda one: True, count=4, seed=seed)) for seed in range(8)}
+    orders = {
+        tuple(one.id for one in choose_fitting(BUILT_IN, lambda one: True, count=4, seed=seed)) for seed in range(8)
+    }
     assert len(orders) > 2
     with pytest.raises(InputError, match="must fit"):
-        chosen(BUILT_IN, lambda one: False, count=3, seed=0)
+        choose_fitting(BUILT_IN, lambda one: False, count=3, seed=0)
 
 
 def test_grid_holds_its_cells_and_is_drawn(tmp_path):
@@ -241,12 +241,12 @@ def test_grid_holds_its_cells_and_is_drawn(tmp_path):
 
 @pytest.mark.parametrize("experiment", [VarianceTimeFree(), VarianceRatio()], ids=lambda one: one.name)
 def test_smoke_run_without_data_and_again_from_what_was_kept(experiment, tmp_path, monkeypatch):
-    bench = Bench(tmp_path, size="smoke", data=tmp_path / "nowhere")
-    outcome = experiment.run(bench)
-    assert outcome.claims
-    assert len({figure.name for figure in outcome.figures}) == len(outcome.figures)
-    json.dumps(outcome.numbers, allow_nan=False)
+    workspace = Workspace(tmp_path, size="smoke", data=tmp_path / "nowhere")
+    result = experiment.run(workspace)
+    assert result.claims
+    assert len({figure.name for figure in result.figures}) == len(result.figures)
+    json.dumps(result.numbers, allow_nan=False)
     for module in ("variance", "ratio"):
         for name in ("estimate_items", "compare", "measure", "ratios"):
             monkeypatch.setattr(f"infodis.apps.reproduce.{module}.{name}", None, raising=False)
-    assert experiment.run(bench).claims == outcome.claims
+    assert experiment.run(workspace).claims == result.claims

@@ -16,6 +16,7 @@ ones. Tokens of chains depend on each other; in the other map, of chains, moment
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -24,12 +25,12 @@ import torch
 
 from infodis import figures
 from infodis.apps.bench.experiments import DESIGNS
-from infodis.apps.reproduce.experiment import Bench, Claim, Verdict
+from infodis.apps.reproduce.experiment import Claim, Verdict, Workspace, at_least
 from infodis.apps.reproduce.moments import LOWEST, Moments, law
-from infodis.apps.reproduce.trials import Measured, ratio_of
 from infodis.figures import Figure
 from infodis.item import Item
 from infodis.oracle import MarkovChain, Oracle
+from infodis.result import Measured
 from infodis.rng import stream
 
 VOCABULARY, ORDER, CONTEXT = 4, 2, 16
@@ -47,7 +48,7 @@ Row = tuple[Measured | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Map:
+class VarianceMap:
     """Both maps. They have a row for each chain, by bits per token, and for each number of open tokens."""
 
     lengths: tuple[int, ...]
@@ -56,27 +57,26 @@ class Map:
     opened: Mapping[int, Row]
 
     @staticmethod
-    def of(bench: Bench) -> "Map":
-        sizes, temperatures, sequences = bench.pick(
+    def of(workspace: Workspace) -> "VarianceMap":
+        sizes, temperatures, sequences = workspace.pick(
             ((4, 16), (0.5, 0.1), 2),
             ((4, 8, 16, 32, 64, 128, 256), (0.5, 0.2, 0.14, 0.1, 0.07, 0.05), 8),
             ((4, 8, 16, 32, 64, 128, 256, 512), (0.5, 0.3, 0.2, 0.14, 0.1, 0.07, 0.05), 32),
         )
-        make = functools.partial(MarkovChain.random, order=ORDER, vocab_size=VOCABULARY, seed=0)  # for any bench
+        make = functools.partial(MarkovChain.random, order=ORDER, vocab_size=VOCABULARY, seed=0)  # for any workspace
         chains = {temperature: make(temperature=temperature) for temperature in temperatures}
-        keys = {f"{t}/{length}": (t, length) for t in chains for length in sizes}
         settings = {"sequences": sequences, "lowest": LOWEST, "order": ORDER}
-        made = bench.keep_each(
+        made = workspace.keep_cells(
             "map",
             settings,
-            list(keys),
-            lambda one: variances(chains[keys[one][0]], keys[one][1], sequences, bench.seed),
+            itertools.product(chains, sizes),
+            lambda temperature, length: variances(chains[temperature], length, sequences, workspace.seed),
         )
-        found = {where: ratio_of(*one) for where, one in zip(keys.values(), made, strict=True)}
+        found = {where: Measured.ratio(*one) for where, one in made.items()}
         rows = {entropy(chain): tuple(found[t, length] for length in sizes) for t, chain in chains.items()}
         counts = [n for n in (1, 2, 4, 16, 64) if n <= sizes[-1]]
         opened = {n: tuple(_open(n, length) if n <= length else None for length in sizes) for n in counts}
-        return Map(sizes, sequences, rows, opened)
+        return VarianceMap(sizes, sequences, rows, opened)
 
     @property
     def about(self) -> str:
@@ -118,7 +118,8 @@ class Map:
             columns=[str(length) for length in self.lengths],
             axes=("target length", axis),
             errors=[
-                [0.0 if one is None else one.error / one.value / math.log(2) for one in row] for row in rows.values()
+                [0.0 if one is None else one.standard_error / one.value / math.log(2) for one in row]
+                for row in rows.values()
             ],
             quantity="log2 of the ratio",
             signs=BETTER,
@@ -142,7 +143,7 @@ class Map:
 
 def _wins(ratio: Measured) -> bool:
     """Whether the time-free form varies less, beyond two standard errors."""
-    return ratio.at_least(1) == "holds"
+    return at_least(ratio, 1) == "holds"
 
 
 def _tokens(count: int) -> str:

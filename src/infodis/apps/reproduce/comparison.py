@@ -4,24 +4,26 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from infodis import figures
 from infodis.apps.audit.analysis import noise_share
-from infodis.apps.audit.confounds import Confounds, ScoredText, check
+from infodis.apps.audit.confounds import Confounds, check
 from infodis.apps.audit.measure import AuditJob
 from infodis.apps.audit.records import PRIMARY, SCORES, DetectionScore, Group, by_prompt
-from infodis.apps.audit.reporting import interval_text
+from infodis.apps.audit.reporting import interval_text, percent
 from infodis.apps.audit.separation import Clusters, RocCurve, Separation, roc, separate
-from infodis.apps.reproduce.experiment import Bench, Verdict
-from infodis.apps.reproduce.groups import Row, unit_of
+from infodis.apps.reproduce.experiment import Verdict, Workspace
+from infodis.apps.reproduce.prompts import Row, unit_of
 from infodis.design import TimeFree
 from infodis.errors import InputError
 from infodis.estimate import Request
+from infodis.figures import Figure
 from infodis.files import atomic_text
 from infodis.jobs import scores
 from infodis.jobs.inputs import InputSpec, Reading
@@ -29,7 +31,7 @@ from infodis.jobs.jobs import ModelSpec
 from infodis.jobs.local import InProcess
 from infodis.jobs.run import Plan, run
 from infodis.jobs.work import Job
-from infodis.result import Interval
+from infodis.result import Interval, Measured
 from infodis.rng import key
 
 TOGETHER = 8
@@ -43,31 +45,31 @@ RELIABLE = 0.9
 Values = Float64[Tensor, " rows"]
 
 
-def the_papers(model: ModelSpec, samples: int, seed: int) -> Job:
+def paper_job(model: ModelSpec, samples: int, seed: int) -> Job:
     """Conditional nll by the time-free estimator as it is printed: independent masks, nothing subtracted."""
     return scores.Score(model, Request(TimeFree(), control=None, evaluations=samples), seed=seed, per_token=True)
 
 
-def ours(model: ModelSpec, evaluations: int, seed: int) -> Job:
+def our_job(model: ModelSpec, evaluations: int, seed: int) -> Job:
     """What an audit does: tiled masks, each with the prompt and without it."""
     return AuditJob(model, Request(evaluations=evaluations), Reading(), seed, None)
 
 
-def measured(bench: Bench, name: str, rows: Sequence[Row], job: Job) -> Group:
-    """Rows through the engine, records in the directory of the bench: killed, the same run goes on."""
-    bench.directory.mkdir(parents=True, exist_ok=True)
-    source = bench.directory / f"{name}.rows.jsonl"
+def score_rows(workspace: Workspace, name: str, rows: Sequence[Row], job: Job) -> Group:
+    """Run a job on rows; records are kept in the workspace, so that a killed run can be resumed."""
+    workspace.directory.mkdir(parents=True, exist_ok=True)
+    source = workspace.directory / f"{name}.rows.jsonl"
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    bench.keep(f"{name}-settings", {**job.settings(), "texts": key(text)}, lambda: None)  # others are refused
+    workspace.keep(f"{name}-settings", {**job.settings(), "texts": key(text)}, lambda: None)  # others are refused
     if not source.exists() or source.read_text(encoding="utf-8") != text:
         atomic_text(source, text)
     plan = Plan(
-        out=bench.directory / f"{name}.jsonl",
+        out=workspace.directory / f"{name}.jsonl",
         job=job,
         cut=InputSpec(str(source), TOGETHER),
         executor=InProcess(),
     )
-    finished = run(plan, lambda state: bench.tell(name, state.done, state.rows))
+    finished = run(plan, lambda state: workspace.progress(name, state.done, state.rows))
     if finished.rejected is not None:
         reason = json.loads(finished.rejected.read_text(encoding="utf-8").splitlines()[0])["reason"]
         raise InputError(f"{name}: {finished.totals['rejected']} of {len(rows)} texts cannot be scored: {reason}")
@@ -75,7 +77,7 @@ def measured(bench: Bench, name: str, rows: Sequence[Row], job: Job) -> Group:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Versus:
+class GroupComparison:
     """Two groups of scored texts, row beside row if they share prompts."""
 
     negative: Group
@@ -92,14 +94,14 @@ class Versus:
         *,
         seed: int,
         match: Callable[[Group, Group], tuple[Group, Group] | None] = by_prompt,
-    ) -> "Versus":
+    ) -> "GroupComparison":
         """Partners are rows that `match` finds: what they share is no difference between the groups."""
         matched = match(negative, positive)
         if matched is None:
-            return Versus(negative, positive, False, None, seed)
+            return GroupComparison(negative, positive, False, None, seed)
         units = [unit_of(str(record["id"])) for record in matched[1].records]
         alone = len(set(units)) == len(units)
-        return Versus(*matched, alone, None if alone else (units, units), seed)
+        return GroupComparison(*matched, alone, None if alone else (units, units), seed)
 
     def values(self, score: DetectionScore = PRIMARY) -> tuple[Values, Values]:
         return self._of(self.negative, score), self._of(self.positive, score)
@@ -158,8 +160,86 @@ def _means(values: Values, units: Sequence[Any]) -> Float64[Tensor, " units"]:
     return total / index.bincount()
 
 
-def best_without_a_model(found: Confounds) -> tuple[str, Interval] | None:
-    """What separates most of all that was looked at, counted from the group that has more; None if nothing does."""
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """How sure estimates of some texts are."""
+
+    evaluations: int
+    """Forward passes of an estimate."""
+    error: Measured
+    """Root mean square of the standard errors, in nats per text."""
+    noise: float
+    """The share of the variance of nats per token within groups that comes from the masks drawn."""
+
+    @staticmethod
+    def of(comparison: GroupComparison, evaluations: int) -> "Precision":
+        groups = comparison.negative, comparison.positive
+        square = Measured.mean([record["standard_error"] ** 2 for group in groups for record in group.records])
+        error = math.sqrt(square.value)
+        spread = square.standard_error / (2 * error) if error > 0 else 0.0
+        return Precision(evaluations, Measured(error, spread), noise_share(groups))
+
+    def __str__(self) -> str:
+        return f"{self.error.value:.3g} ± {self.error.standard_error:.1g} nats"
+
+    @property
+    def cells(self) -> tuple[float, str, str]:
+        """Under `PRECISION_COLUMNS`."""
+        return float(self.evaluations), str(self), percent(self.noise)
+
+    def numbers(self) -> dict[str, float]:
+        error = self.error
+        return {
+            "evaluations": self.evaluations,
+            "error": error.value,
+            "error_of_it": error.standard_error,
+            "noise": self.noise,
+        }
+
+    def passes_for(self, other: "Precision") -> Measured:
+        """How many forward passes of a text it would take to be as sure as the other is."""
+        mine, wanted = self.error, other.error
+        if not wanted.value > 0:
+            return Measured(math.inf, math.nan)
+        passes = (mine.value / wanted.value) ** 2 * self.evaluations
+        relative = [one.standard_error / one.value for one in (mine, wanted)] if mine.value > 0 else [0.0]
+        return Measured(passes, 2 * passes * math.hypot(*relative))
+
+
+PRECISION_COLUMNS = ("rows a text", "standard error a text", "noise, share of variance")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TwoEstimators:
+    """The same two groups, scored by the paper's estimator and by ours."""
+
+    paper: GroupComparison
+    ours: GroupComparison
+    samples: int
+    """Masks of a text by the paper's estimator."""
+    evaluations: int
+    """Masks of a text by ours, with the prompt and again without it."""
+
+    @functools.cached_property
+    def precision(self) -> tuple[Precision, Precision]:
+        return Precision.of(self.paper, self.samples), Precision.of(self.ours, self.evaluations)
+
+    @property
+    def named(self) -> dict[str, tuple[GroupComparison, Precision]]:
+        """For a table."""
+        names = ("time-free, as printed", "ours: tiled, with a control")
+        return dict(zip(names, zip((self.paper, self.ours), self.precision, strict=True), strict=True))
+
+    def numbers(self) -> dict[str, dict[str, float]]:
+        return dict(zip(("time_free", "ours"), (one.numbers() for one in self.precision), strict=True))
+
+    def difference(self) -> Measured:
+        """Nats per token by the paper's estimator minus ours, over the same texts."""
+        return Measured.mean(torch.cat(self.paper.values()) - torch.cat(self.ours.values()))
+
+
+def strongest_confound(found: Confounds) -> tuple[str, Interval] | None:
+    """What separates most without a model, counted from the group that has more; None if nothing does."""
     baselines = [*found.features, *([] if found.ngrams is None else [found.ngrams])]
     if not baselines:
         return None
@@ -168,70 +248,48 @@ def best_without_a_model(found: Confounds) -> tuple[str, Interval] | None:
     return best.score, area if area.value >= 0.5 else Interval(1 - area.value, 1 - area.high, 1 - area.low, area.level)
 
 
-def looked_at(responses: Sequence[str]) -> list[ScoredText]:
-    """Responses alone, each its own document."""
-    return [ScoredText("", response) for response in responses]
-
-
-@dataclasses.dataclass(frozen=True)
-class Precision:
-    """How sure estimates of some texts are."""
-
-    evaluations: int
-    """Forward rows of an estimate."""
-    error: float
-    """Root mean square of the standard errors, in nats per text."""
-    error_of_it: float
-    noise: float
-    """The share of the variance of nats per token within groups that comes from the masks drawn."""
-
-    @staticmethod
-    def of(versus: Versus, evaluations: int) -> "Precision":
-        groups = versus.negative, versus.positive
-        squares = torch.tensor(
-            [record["standard_error"] ** 2 for group in groups for record in group.records], dtype=torch.float64
-        )
-        error = math.sqrt(float(squares.mean()))
-        spread = float(squares.std()) / math.sqrt(len(squares)) / (2 * error) if error > 0 else 0.0
-        return Precision(evaluations, error, spread, noise_share(groups))
-
-    @property
-    def told(self) -> str:
-        return f"{self.error:.3g} ± {self.error_of_it:.1g} nats"
-
-    def rows_for(self, other: "Precision") -> tuple[float, float]:
-        """How many rows of a text it would take to be as sure as the other is, with the standard error of that."""
-        if not other.error > 0:
-            return math.inf, math.nan
-        rows = (self.error / other.error) ** 2 * self.evaluations
-        relative = math.hypot(self.error_of_it / self.error, other.error_of_it / other.error) if self.error > 0 else 0.0
-        return rows, 2 * rows * relative
-
-
-def mean_difference(one: Versus, other: Versus) -> tuple[float, float]:
-    """Nats per token by one estimator minus another over the same texts, with its standard error."""
-    first, second = (torch.cat(versus.values()) for versus in (one, other))
-    gap = first - second
-    return float(gap.mean()), float(gap.std()) / math.sqrt(len(gap))
-
-
 def undecided(area: Interval) -> bool:
     """Whether there are too few texts to tell chance from a reliable separation."""
     return area.low <= 0.5 and area.high >= RELIABLE
 
 
-def separated(area: Interval) -> Verdict:
+def separation_verdict(area: Interval) -> Verdict:
     """Whether scores tell groups apart: reliably, at all, or not."""
     if area.low > 0.5:
         return "holds" if area.low >= RELIABLE else "holds in part"
     return "undecided" if undecided(area) else "does not hold"
 
 
-def told(area: Interval | None) -> str | None:
+def auroc_text(area: Interval | None) -> str | None:
     """For a table."""
     return None if area is None else interval_text(area)
 
 
-def plain(area: Interval | None) -> dict[str, Any] | None:
-    """As JSON has it."""
+def signed_text(one: Interval) -> str:
+    """A difference with its interval."""
+    return f"{one.value:+.3f} [{one.low:+.3f}, {one.high:+.3f}]"
+
+
+def interval_json(area: Interval | None) -> dict[str, Any] | None:
+    """For `ExperimentResult.numbers`."""
     return None if area is None else dataclasses.asdict(area)
+
+
+def nll_histogram(groups: Mapping[str, Group], *, name: str, title: str) -> Figure:
+    """Nats per token of groups, by their names."""
+    found = {label: [PRIMARY.of(record) for record in group.records] for label, group in groups.items()}
+    return figures.histogram(found, axis="nats per token", name=f"histogram-{name}", title=title)
+
+
+def auroc_bars(areas: Mapping[str, Interval | None], *, axis: str, name: str, caption: str = "") -> Figure:
+    """The model and baselines without a model, which is labelled 'characters'."""
+    known = {label: area for label, area in areas.items() if area is not None}
+    return figures.bars(
+        {label: (area.value, area.low, area.high) for label, area in known.items()},
+        axis=axis,
+        kinds={label: "trivial" if label.endswith("characters") else "model" for label in known},
+        reference=0.5,
+        name=name,
+        title="The model and baselines without a model",
+        caption=caption,
+    )

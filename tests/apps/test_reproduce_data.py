@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from infodis.apps.reproduce import material, ood
-from infodis.apps.reproduce.experiment import Bench
-from infodis.apps.reproduce.material import ARC, GPT2, HELD_OUT, HELLASWAG, PAIRS, PIQA, TO_TRAIN_ON, TRIPLETS, WIKITEXT
-from infodis.apps.reproduce.ratio import Triplets
-from infodis.apps.reproduce.trials import Question, digest, questions, read, triplets
+from infodis.apps.reproduce import data, ood
+from infodis.apps.reproduce.data import ARC, GPT2, HELD_OUT, HELLASWAG, PAIRS, PIQA, TO_TRAIN_ON, TRIPLETS, WIKITEXT
+from infodis.apps.reproduce.experiment import Workspace
+from infodis.apps.reproduce.ratio import TripletVariances
+from infodis.apps.reproduce.triplets import Triplet, questions, read_response, triplets, triplets_key
 from infodis.errors import InputError
 from infodis.estimate import nll
 from infodis.models.loading import load
@@ -33,7 +33,7 @@ class Hub:
 def hub(monkeypatch):
     def answering(*rows: dict) -> Hub:
         found = Hub(list(rows))
-        monkeypatch.setattr(material.importlib, "import_module", lambda name: found)
+        monkeypatch.setattr(data.importlib, "import_module", lambda name: found)
         return found
 
     return answering
@@ -44,7 +44,7 @@ def offline(monkeypatch):
     def refuse(name: str) -> None:
         raise ConnectionError("no route\nto anywhere")
 
-    monkeypatch.setattr(material.importlib, "import_module", refuse)
+    monkeypatch.setattr(data.importlib, "import_module", refuse)
 
 
 def _written(path: Path, *rows: dict) -> None:
@@ -52,27 +52,27 @@ def _written(path: Path, *rows: dict) -> None:
 
 
 def test_a_file_comes_before_the_hub(hub, tmp_path):
-    bench = Bench(tmp_path, data=tmp_path)
+    workspace = Workspace(tmp_path, data=tmp_path)
     asked = hub({"text": "from "}, {"text": "afar"})
-    assert WIKITEXT.get(bench) == "from afar"
+    assert WIKITEXT.get(workspace) == "from afar"
     assert asked.asked == [("Salesforce/wikitext", "wikitext-2-raw-v1", "train")]
     (tmp_path / WIKITEXT.file).write_text("at home")
-    assert WIKITEXT.get(bench) == "at home"
+    assert WIKITEXT.get(workspace) == "at home"
     assert len(asked.asked) == 1
 
 
 def test_what_is_nowhere_is_named_with_where_to_get_it(offline, tmp_path):
-    bench = Bench(tmp_path, data=tmp_path)
+    workspace = Workspace(tmp_path, data=tmp_path)
     with pytest.raises(
         InputError, match=r"wiki.train.raw is needed and not in .*Salesforce/wikitext.*--data.*no route"
     ):
-        WIKITEXT.get(bench)
+        WIKITEXT.get(workspace)
     with pytest.raises(InputError, match=r"human_vs_llm_180.jsonl is needed .*fast-detect-gpt.*--data\.$"):
-        PAIRS.get(bench)  # not on the hub
+        PAIRS.get(workspace)  # not on the hub
 
 
 def test_questions_of_the_hub_read_like_those_of_a_file(hub, tmp_path):
-    bench = Bench(tmp_path, data=tmp_path)
+    workspace = Workspace(tmp_path, data=tmp_path)
     hub(
         {
             "ind": 4,
@@ -82,17 +82,17 @@ def test_questions_of_the_hub_read_like_those_of_a_file(hub, tmp_path):
             "label": "1",
         }
     )
-    assert HELLASWAG.get(bench) == [{"id": "4", "x": "Pets: A cat. sits", "choices": ["up", "down"], "label": 1}]
+    assert HELLASWAG.get(workspace) == [{"id": "4", "x": "Pets: A cat. sits", "choices": ["up", "down"], "label": 1}]
     hub({"id": "m", "question": "Why?", "choices": {"text": ["so", "not"], "label": ["A", "B"]}, "answerKey": "B"})
-    assert ARC.get(bench) == [{"id": "m", "x": "Question: Why?", "choices": ["so", "not"], "label": 1}]
+    assert ARC.get(workspace) == [{"id": "m", "x": "Question: Why?", "choices": ["so", "not"], "label": 1}]
     hub({"goal": "To sit,", "sol1": "stand.", "sol2": "sit.", "label": 1})
-    assert questions(bench, PIQA) == [Question("0", "To sit,", "sit.", "stand.")]
+    assert questions(workspace, PIQA) == [Triplet("0", "To sit,", "sit.", "stand.")]
 
 
 def test_all_pairs_of_a_safe_and_an_unsafe_response(hub, tmp_path):
     rows = [("p", "a", True), ("p", "b", False), ("q", "c", True), ("p", "d", True), ("r", "e", False)]
     asked = hub(*({"prompt": p, "response": r, "is_safe": safe} for p, r, safe in rows))
-    name, found = triplets(Bench(tmp_path, size="full", data=tmp_path))
+    name, found = triplets(Workspace(tmp_path, size="full", data=tmp_path))
     assert (name, asked.asked[0][0]) == ("BeaverTails", "PKU-Alignment/BeaverTails")
     assert [(one.prompt, one.right, one.wrong) for one in found] == [("p", "a", "b"), ("p", "d", "b")]
 
@@ -100,11 +100,14 @@ def test_all_pairs_of_a_safe_and_an_unsafe_response(hub, tmp_path):
 def test_triplets_of_a_user_come_first(tmp_path):
     row = {"prompt": "p", "chosen": "yes", "rejected": "no"}
     _written(tmp_path / "mine.jsonl", row)
-    assert triplets(Bench(tmp_path, data=tmp_path / "mine.jsonl")) == ("mine.jsonl", [Question("1", "p", "yes", "no")])
+    assert triplets(Workspace(tmp_path, data=tmp_path / "mine.jsonl")) == (
+        "mine.jsonl",
+        [Triplet("1", "p", "yes", "no")],
+    )
     _written(tmp_path / PIQA.file, {"id": "z", "x": "p", "choices": ["yes", "no"], "label": 0})
-    assert triplets(Bench(tmp_path, data=tmp_path)) == ("PIQA", [Question("z", "p", "yes", "no")])
+    assert triplets(Workspace(tmp_path, data=tmp_path)) == ("PIQA", [Triplet("z", "p", "yes", "no")])
     _written(tmp_path / TRIPLETS.file, row)
-    assert triplets(Bench(tmp_path, data=tmp_path))[0] == TRIPLETS.file
+    assert triplets(Workspace(tmp_path, data=tmp_path))[0] == TRIPLETS.file
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_triplets_of_a_user_come_first(tmp_path):
 def test_broken_questions_are_told_with_their_place(line, told, tmp_path):
     (tmp_path / PIQA.file).write_text(line + "\n")
     with pytest.raises(InputError, match=told):
-        questions(Bench(tmp_path, data=tmp_path), PIQA)
+        questions(Workspace(tmp_path, data=tmp_path), PIQA)
 
 
 def test_other_texts_under_the_same_names_are_refused(tmp_path):
@@ -130,22 +133,22 @@ def test_other_texts_under_the_same_names_are_refused(tmp_path):
     for name, word in (("one", "water"), ("two", "stone")):
         row = {"prompt": "Tea is made of", "chosen": f"hot {word}", "rejected": f"cold {word}"}
         _written(tmp_path / f"{name}.jsonl", row, {**row, "prompt": "Ice is made of"})
-    asked = Triplets(Bench(tmp_path / "out", data=tmp_path / "one.jsonl"))
-    asked.bench.keep("triplets", {**asked.size, "texts": digest(asked._kept)}, lambda: None)
+    asked = TripletVariances(Workspace(tmp_path / "out", data=tmp_path / "one.jsonl"))
+    asked.workspace.keep("triplets", {**asked.size, "texts": triplets_key(asked.kept)}, lambda: None)
     with pytest.raises(InputError, match="texts was"):
-        Triplets(Bench(tmp_path / "out", data=tmp_path / "two.jsonl")).variances()
+        TripletVariances(Workspace(tmp_path / "out", data=tmp_path / "two.jsonl")).variances()
 
 
 def test_a_response_that_cannot_be_spelled_does_not_fit():
     model = load("text8-tiny")
-    assert read(model, "Why?", "...", window=64) is None
-    assert read(model, "Why?", "so", window=64) is not None
+    assert read_response(model, "Why?", "...", window=64) is None
+    assert read_response(model, "Why?", "so", window=64) is not None
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path):
     (tmp_path / WIKITEXT.file).write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="not UTF-8"):
-        WIKITEXT.get(Bench(tmp_path, data=tmp_path))
+        WIKITEXT.get(Workspace(tmp_path, data=tmp_path))
 
 
 def test_the_papers_network_is_trained_in_tokens_of_gpt2(tmp_path):
@@ -157,10 +160,10 @@ def test_the_papers_network_is_trained_in_tokens_of_gpt2(tmp_path):
     (data / GPT2.file).write_text("#version: 0.2\nt h\nth e\n", encoding="utf-8")
     for text in (HELD_OUT, TO_TRAIN_ON):
         (data / text.file).write_bytes(gzip.compress(b"the cat and the dog " * 50))
-    bench = Bench(tmp_path / "out", size="full", data=data)
+    workspace = Workspace(tmp_path / "out", size="full", data=data)
     model = ModelConfig(length=32, width=16, blocks=1, heads=2)
-    found = load(ood.as_in_the_paper(bench, model, OptimConfig(steps=2, batch=2, warmup=0)))
+    found = load(ood.as_in_the_paper(workspace, model, OptimConfig(steps=2, batch=2, warmup=0)))
     assert found.tokenizer.pieces(found.encode("the cat").tolist()) == ["the", "\u0120", "c", "a", "t"]
     assert math.isfinite(nll(found, found.encode("the cat"), evaluations=8).value)
-    again = ood.as_in_the_paper(bench, model, OptimConfig(steps=2, batch=2, warmup=0))
+    again = ood.as_in_the_paper(workspace, model, OptimConfig(steps=2, batch=2, warmup=0))
     assert load(again).fingerprint == found.fingerprint

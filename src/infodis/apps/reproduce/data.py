@@ -1,4 +1,4 @@
-"""Data that cannot be shipped: a file beside the work, or what the `datasets` library fetches by its name."""
+"""Data that cannot be shipped, from a file or by the `datasets` library; and a few texts of our own for smoke runs."""
 
 import dataclasses
 import importlib
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from infodis.apps.reproduce.experiment import Bench
+from infodis.apps.reproduce.experiment import Workspace
 from infodis.errors import InputError
 from infodis.jobs.inputs import entries
 from infodis.models.text_files import opened_text
@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Remote(Generic[Content]):
+class HubData(Generic[Content]):
     """Something on the hub by its name, and how to fetch it."""
 
     name: str
@@ -28,29 +28,31 @@ class Remote(Generic[Content]):
 
 def _data_set(
     name: str, split: str, made: Callable[[Iterable[Row]], Content], part: str | None = None
-) -> Remote[Content]:
+) -> HubData[Content]:
     """Rows of a split, made into what a file would hold."""
-    return Remote(name, lambda: made(importlib.import_module("datasets").load_dataset(name, part, split=split)))
+    return HubData(name, lambda: made(importlib.import_module("datasets").load_dataset(name, part, split=split)))
 
 
 @dataclasses.dataclass(frozen=True)
-class Material(Generic[Content]):
+class DataFile(Generic[Content]):
     """A file by its name, how to get it and how it is read; and where it is fetched from if it is not there."""
 
     file: str
     where: str
     read: Callable[[Path], Content]
-    remote: Remote[Content] | None = None
+    remote: HubData[Content] | None = None
 
-    def get(self, bench: Bench) -> Content:
+    def get(self, workspace: Workspace) -> Content:
         """From a file if there is one, else over the network."""
-        path = bench.find(self.file)
+        path = workspace.find(self.file)
         if path is not None:
             return self.read(path)
-        missing = f"{self.file} is needed and not in {bench.tried}. {self.where} Then name its directory with --data."
+        missing = (
+            f"{self.file} is needed and not in {workspace.searched}. {self.where} Then name its directory with --data."
+        )
         if self.remote is None:
             raise InputError(missing)
-        bench.tell(f"fetching {self.remote.name}", 0, 1)
+        workspace.progress(f"fetching {self.remote.name}", 0, 1)
         try:
             return self.remote.fetch()
         except Exception as error:  # not installed, no network, or whatever else the library raises
@@ -68,8 +70,8 @@ def _gpt2(merges: Path) -> str:
     return made
 
 
-def _tokenizer(name: str) -> Remote[str]:
-    return Remote(name, lambda: importlib.import_module("tokenizers").Tokenizer.from_pretrained(name).to_str())
+def _tokenizer(name: str) -> HubData[str]:
+    return HubData(name, lambda: importlib.import_module("tokenizers").Tokenizer.from_pretrained(name).to_str())
 
 
 def _text(path: Path) -> str:
@@ -160,64 +162,111 @@ def _triplets(responses: Mapping[str, Mapping[bool, list[str]]]) -> Iterator[dic
             yield {"prompt": prompt, "chosen": safe, "rejected": unsafe}
 
 
-HELLASWAG = Material(
+HELLASWAG = DataFile(
     "hellaswag_300.jsonl",
     f"{_A_QUESTION_A_LINE}huggingface.co/datasets/Rowan/hellaswag.",
     _QUESTIONS,
     _data_set("Rowan/hellaswag", "validation", _hellaswag),
 )
-ARC = Material(
+ARC = DataFile(
     "arc_challenge_300.jsonl",
     f"{_A_QUESTION_A_LINE}huggingface.co/datasets/allenai/ai2_arc.",
     _QUESTIONS,
     _data_set("allenai/ai2_arc", "test", _arc, "ARC-Challenge"),
 )
-PIQA = Material(
+PIQA = DataFile(
     "piqa_300.jsonl",
     f"{_A_QUESTION_A_LINE}huggingface.co/datasets/baber/piqa.",
     _QUESTIONS,
     _data_set("baber/piqa", "validation", _piqa),
 )
-TRIPLETS = Material(
+TRIPLETS = DataFile(
     "triplets.jsonl",
     "A row is {prompt, chosen, rejected}; the paper's are safe and unsafe responses of "
     "huggingface.co/datasets/PKU-Alignment/BeaverTails.",
     _rows_with(prompt=str, chosen=str, rejected=str),
     _data_set("PKU-Alignment/BeaverTails", "30k_train", _beavertails),
 )
-PAIRS = Material(
+PAIRS = DataFile(
     "human_vs_llm_180.jsonl",
     "A row is {id, x, y_human, y_llm}: a beginning, how a human went on, and how GPT-4 did, such as the files of "
     "github.com/baoguangsheng/fast-detect-gpt hold for xsum, writing and pubmed.",
     _rows_with(x=str, y_human=str, y_llm=str),
 )
-HELD_OUT = Material(
+HELD_OUT = DataFile(
     "text8_valid_500k.txt.gz",
     "Any 500,000 characters of text8 (mattmahoney.net/dc/text8.zip) behind the first 16 million, which text8-tiny was "
     "trained on; gzipped.",
     _text,
     _data_set("afmck/text8", "test", lambda rows: _joined(rows)[:500_000]),
 )
-TO_TRAIN_ON = Material(
+TO_TRAIN_ON = DataFile(
     "text8_train_16M.txt.gz",
     "The first 16 million characters of text8 (mattmahoney.net/dc/text8.zip), gzipped.",
     _text,
     _data_set("afmck/text8", "train", _joined),
 )
-WIKITEXT = Material(
+WIKITEXT = DataFile(
     "wiki.train.raw",
     "The training text of WikiText-2, raw: huggingface.co/datasets/Salesforce/wikitext, wikitext-2-raw-v1.",
     _text,
     _data_set("Salesforce/wikitext", "train", _joined, "wikitext-2-raw-v1"),
 )
-CHINESE = Material(
+CHINESE = DataFile(
     "zh_hongloumeng_200k.txt",
     "Chinese prose in UTF-8, 200,000 characters or more, such as a novel of gutenberg.org (number 24264).",
     _text,
 )
-GPT2 = Material(
+GPT2 = DataFile(
     "gpt2_bpe/vocab.bpe",
     "It and encoder.json beside it are GPT-2's tokenizer, as published with github.com/openai/gpt-2.",
     _gpt2,
     _tokenizer("openai-community/gpt2"),
+)
+
+# A little text of our own, for runs without data: paragraphs of an encyclopedia, and letters.
+
+ENCYCLOPEDIA = """
+A lighthouse is a tower with a bright lamp at its top that warns ships of rocks and shallow water. The first ones were
+open fires on hills; later towers were built of stone, and mirrors and lenses gathered the light into a beam that could
+be seen from far away. Most lighthouses now work without a keeper.
+
+Rice is the seed of a grass that is grown in flooded fields in many warm countries. It has been the main food of large
+parts of Asia for thousands of years. Young plants are raised in beds and then set out by hand or by machine. The
+water keeps down weeds and protects the roots from cold nights.
+
+A glacier is a body of ice that forms where more snow falls in winter than melts in summer. Under its own weight the
+snow becomes ice and begins to flow slowly down the valley. Glaciers carve the rock below them, carry stones to the
+plains, and leave long lakes behind when they retreat.
+
+The violin is a string instrument with four strings that is played with a bow. Its form was found in the north of
+Italy in the sixteenth century and has changed little since then. The body is made of spruce and maple, and a thin
+post of wood inside it carries the sound from the front to the back.
+
+Copper is a soft red metal that conducts heat and electricity well. It was among the first metals that people worked,
+because it is found pure in some places and melts in a simple furnace. Mixed with tin it becomes bronze, which is much
+harder and gave its name to an age.
+
+A canal is a waterway that was dug by people for boats or for watering fields. Where the land rises, boats pass
+through locks, chambers with gates at both ends in which the level of the water is raised or lowered. Before the
+railway, canals carried most of the heavy goods between cities.
+
+The owl is a bird that hunts at night. Its eyes face forward and cannot be turned, so that it must move its whole head
+to look around. Soft feathers make its flight almost silent, and one ear sits higher than the other, which tells the
+bird exactly where a mouse is moving under the leaves.
+"""
+
+LETTERS = (
+    "Hey Sam!! Did you grab my blue jacket from the hallway? I can't find it anywhere & I'm already late...",
+    "Dear Ms. Okafor, thanks so much for the jam! We ate it all in one week. Please, please send us more?",
+    "OK so I missed the bus (again), lost my keys, and it's only 9:15. Best Monday ever! How's yours going?",
+    "Mum, don't worry, I've eaten. Twice! The flat's tiny but the view is lovely. Call you on Sunday, promise.",
+    "Quick question: are you bringing the kids on Saturday, or just yourself? I need to know about the cake!",
+    "Hi Jo, sorry I yelled about the bike. Wasn't your fault. Drinks are on me this Friday, if you'll come?",
+    "To whoever keeps taking my lunch: it's labelled!!! Get your own sandwich. Yours, a very hungry colleague.",
+    "Darling, I've fed the cat, watered the plants and paid the plumber. Come home soon, it's dull without you.",
+    "Guess what? We got the house! I screamed so loudly that the neighbours came over. Moving day's in March.",
+    "Hello Mr. Brandt, your parcel's at my place, no. 14. I'm in after six, just ring twice (bell's broken).",
+    "Yo, are we still on for football tonight? Pitch looks soaked. I'd rather do pizza, to be honest with you!",
+    "Dear Grandpa, thank you for the watch!!! It's way too nice for school, so I'm keeping it in my drawer.",
 )

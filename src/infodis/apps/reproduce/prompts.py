@@ -22,7 +22,7 @@ SPARE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class WindowShape:
     """Tokens of a prompt and of the response to it."""
 
     prompt: int
@@ -33,7 +33,7 @@ class Shape:
         return self.prompt + self.response
 
 
-def windows(text: str, count: int, shape: Shape, *, whole: bool = False) -> list[Row]:
+def windows(text: str, count: int, shape: WindowShape, *, whole: bool = False) -> list[Row]:
     """Evenly spread, not overlapping, beginning with a word; if `whole`, it is the response that does, at its space.
 
     A prompt that ends within a word can be told from what does not belong to it by that word alone.
@@ -49,7 +49,7 @@ def windows(text: str, count: int, shape: Shape, *, whole: bool = False) -> list
     return enough(rows[:count], text, shape)
 
 
-def enough(rows: list[Row], text: str, shape: Shape) -> list[Row]:
+def enough(rows: list[Row], text: str, shape: WindowShape) -> list[Row]:
     """The rows, if there are two: with fewer there is nothing to compare."""
     if len(rows) < 2:
         raise InputError(
@@ -77,10 +77,10 @@ def elsewhere(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cut:
+class TextCutter:
     """How texts are cut to a shape: by tokens or, without a tokenizer, by characters."""
 
-    shape: Shape
+    shape: WindowShape
     tokenizer: Tokenizer | None = None
 
     def windows(self, text: str, count: int) -> list[Row]:
@@ -121,10 +121,12 @@ class Cut:
             parts = self._text(block[: self.shape.prompt]), self._text(block[self.shape.prompt :])
             if np.array_equal(self.tokenizer.encode("".join(parts)), block):
                 good.append({"id": f"{start // length}", "prompt": parts[0], "response": parts[1]})
-        return thinned(enough(good, text, self.shape), count)
+        return evenly_spaced(enough(good, text, self.shape), count)
 
 
-def continued(records: Sequence[Mapping[str, Any]], field: str, cut: Cut, *, letters: bool = True) -> Iterator[Row]:
+def continuations(
+    records: Sequence[Mapping[str, Any]], field: str, cut: TextCutter, *, letters: bool = True
+) -> Iterator[Row]:
     """The end of the beginning and the start of a continuation, where both continuations are long enough.
 
     In the letters of text8, or as they are.
@@ -137,7 +139,7 @@ def continued(records: Sequence[Mapping[str, Any]], field: str, cut: Cut, *, let
             yield {"id": str(record["id"]), "prompt": prompt, "response": response}
 
 
-def foreign(rows: Sequence[Row], documents: Mapping[str, str], cut: Cut) -> list[Row]:
+def foreign(rows: Sequence[Row], documents: Mapping[str, str], cut: TextCutter) -> list[Row]:
     """Pieces of documents after the prompts of rows: the first piece of every document, then the second ones, ..."""
     pieces = {name: list(cut.pieces(text)) for name, text in documents.items()}
     most = max(map(len, pieces.values()), default=0)
@@ -157,7 +159,7 @@ _IDEOGRAPH = re.compile("[\u3400-\u9fff]")
 """A syllable, which is a word by itself once it is in letters."""
 
 
-def transliterated(text: str) -> str | None:
+def transliterate(text: str) -> str | None:
     """Any writing in the letters of text8; None if the package for that is not installed."""
     try:
         from anyascii import anyascii
@@ -166,7 +168,7 @@ def transliterated(text: str) -> str | None:
     return text8_style(anyascii(_IDEOGRAPH.sub(r" \g<0> ", text)))
 
 
-def thinned(rows: Sequence[Row], count: int) -> list[Row]:
+def evenly_spaced(rows: Sequence[Row], count: int) -> list[Row]:
     """At most `count` of them, evenly spread."""
     kept = min(count, len(rows))
     return [rows[n * len(rows) // kept] for n in range(kept)]

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
+from infodis import figures
 from infodis.apps.report.values import ReportTable as Shown
 from infodis.apps.reproduce import dna, theory
 from infodis.apps.reproduce.catalog import EXPERIMENTS, experiments_named
 from infodis.apps.reproduce.dna import DnaConditional, DnaUnconditional, Fit, Match
-from infodis.apps.reproduce.experiment import Bench, Claim, Experiment, Outcome
+from infodis.apps.reproduce.experiment import Claim, Experiment, ExperimentResult, Workspace
 from infodis.apps.reproduce.start import ANSWER, Axes, Memories, Neighbours, begin
 from infodis.apps.reproduce.writing import markdown, write_all, write_document
 from infodis.cli import app
@@ -35,7 +36,7 @@ from infodis.testing import Perturbed
 
 
 def test_an_interrupted_run_goes_on_behind_what_it_has(tmp_path: Path) -> None:
-    bench, asked = Bench(tmp_path), []
+    workspace, asked = Workspace(tmp_path), []
 
     def square(key: str) -> int:
         asked.append(key)
@@ -44,29 +45,29 @@ def test_an_interrupted_run_goes_on_behind_what_it_has(tmp_path: Path) -> None:
         return int(key) ** 2
 
     with pytest.raises(KeyboardInterrupt):
-        bench.keep_each("squares", {}, ["2", "3", "4"], square)
-    assert bench.keep_each("squares", {}, ["2", "3", "4"], square) == [4, 9, 16]
+        workspace.keep_each("squares", {}, ["2", "3", "4"], square)
+    assert workspace.keep_each("squares", {}, ["2", "3", "4"], square) == [4, 9, 16]
     assert asked == ["2", "3", "4", "4"]
 
 
 def test_half_a_line_at_the_end_is_done_again(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.keep_each("squares", {}, ["2", "3"], lambda key: int(key) ** 2)
+    workspace = Workspace(tmp_path)
+    workspace.keep_each("squares", {}, ["2", "3"], lambda key: int(key) ** 2)
     kept = tmp_path / "squares.jsonl"
     kept.write_text(kept.read_text()[:-4])
-    assert bench.keep_each("squares", {}, ["2", "3"], lambda key: int(key) ** 2) == [4, 9]
+    assert workspace.keep_each("squares", {}, ["2", "3"], lambda key: int(key) ** 2) == [4, 9]
     assert [json.loads(line).get("value") for line in kept.read_text().splitlines()] == [None, 4, 9]
 
 
 def test_work_under_other_settings_is_refused_not_overwritten(tmp_path: Path) -> None:
-    Bench(tmp_path).keep("one", {"rows": 8}, lambda: 1)
-    for bench, settings, told in (
-        (Bench(tmp_path), {"rows": 16}, "rows was 8, is 16"),
-        (Bench(tmp_path, seed=1), {"rows": 8}, "seed was 0, is 1"),
+    Workspace(tmp_path).keep("one", {"rows": 8}, lambda: 1)
+    for workspace, settings, told in (
+        (Workspace(tmp_path), {"rows": 16}, "rows was 8, is 16"),
+        (Workspace(tmp_path, seed=1), {"rows": 8}, "seed was 0, is 1"),
     ):
         with pytest.raises(InputError, match=told):
-            bench.keep("one", settings, lambda: 2)
-    assert Bench(tmp_path).keep("one", {"rows": 8}, lambda: 3) == 1
+            workspace.keep("one", settings, lambda: 2)
+    assert Workspace(tmp_path).keep("one", {"rows": 8}, lambda: 3) == 1
 
 
 def test_another_recipe_in_the_same_place_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -77,12 +78,12 @@ def test_another_recipe_in_the_same_place_is_refused_before_anything_is_written(
             raise Stopped
 
     with pytest.raises(Stopped):
-        DnaUnconditional().run(Bench(tmp_path, "smoke", tell=stop))
+        DnaUnconditional().run(Workspace(tmp_path, "smoke", progress=stop))
     drawn = (tmp_path / "train.npy").read_bytes()
     with pytest.raises(InputError, match="seed was 0, is 1"):
-        DnaUnconditional().run(Bench(tmp_path, "smoke", seed=1))
+        DnaUnconditional().run(Workspace(tmp_path, "smoke", seed=1))
     with pytest.raises(InputError, match="sequences was 2000, is 1000000"):
-        DnaUnconditional().run(Bench(tmp_path, "laptop"))
+        DnaUnconditional().run(Workspace(tmp_path, "laptop"))
     assert (tmp_path / "train.npy").read_bytes() == drawn
 
 
@@ -109,7 +110,7 @@ def listed() -> tuple[Table, list[Item]]:
 
 def test_a_perfect_network_is_told_as_such(listed: tuple[Table, list[Item]], tmp_path: Path) -> None:
     oracle, items = listed
-    found = dna.fit(Bench(tmp_path), "all", oracle, oracle, items, Request(Enumerate(), evaluations=31))
+    found = dna.fit(Workspace(tmp_path), "all", oracle, oracle, items, Request(Enumerate(), evaluations=31))
     assert float(found.distance.max()) < 1e-9
     assert found.correlation.value > 1 - 1e-9
     assert Match(close=0.05, alike=0.95).verdict(found) == "holds"
@@ -118,7 +119,7 @@ def test_a_perfect_network_is_told_as_such(listed: tuple[Table, list[Item]], tmp
 def test_a_network_that_errs_is_told_as_such(listed: tuple[Table, list[Item]], tmp_path: Path) -> None:
     oracle, items = listed
     wrong = Perturbed(oracle, scale=1.0)
-    found = dna.fit(Bench(tmp_path), "all", wrong, oracle, items, Request(Enumerate(), evaluations=31))
+    found = dna.fit(Workspace(tmp_path), "all", wrong, oracle, items, Request(Enumerate(), evaluations=31))
     assert Match(close=0.05, alike=0.95).verdict(found) == "does not hold"
     assert Match(close=10, alike=0.95).verdict(found) == "holds in part"
     assert float(found.distance.mean()) > 0.1
@@ -223,7 +224,7 @@ def test_a_network_too_narrow_for_its_start_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("experiment", [DnaUnconditional(), DnaConditional()], ids=lambda one: one.name)
 def test_the_papers_size_is_the_papers(experiment: DnaUnconditional | DnaConditional, tmp_path: Path) -> None:
-    stage = experiment.recipe(Bench(tmp_path, "full")).stages[-1]
+    stage = experiment.recipe(Workspace(tmp_path, "full")).stages[-1]
     wanted = {"dna-unconditional": (70_000, 512, 3e-4), "dna-conditional": (80_000, 1_024, 6e-4)}
     assert (stage.steps, stage.batch, stage.learning_rate) == wanted[experiment.name]
 
@@ -238,19 +239,19 @@ class Trivial:
     paper = "Section 0"
     own_model = True
 
-    def run(self, bench: Bench) -> Outcome:
+    def run(self, workspace: Workspace) -> ExperimentResult:
         table = Shown("Numbers", ("a | b", "c"), (("x|y", 1.0),), "A caption.")
-        return Outcome("About it.", (Claim("One is one.", "It is.", "holds"),), (table,))
+        return ExperimentResult("About it.", (Claim("One is one.", "It is.", "holds"),), (table,))
 
 
 def test_a_document_holds_claims_tables_and_commands(tmp_path: Path) -> None:
-    one, bench = Trivial(), Bench(tmp_path / "run")
-    write_document([(one, one.run(bench), bench)], tmp_path / "all.md", order=["trivial"])
+    one, workspace = Trivial(), Workspace(tmp_path / "run")
+    write_document([(one, one.run(workspace), workspace)], tmp_path / "all.md", order=["trivial"])
     text = (tmp_path / "all.md").read_text()
     assert "| One is one. | It is. | ✓ holds |" in text
     assert "`infodis reproduce trivial` (laptop, seed 0)" in text
     assert r"| a \| b | c |" in text
-    write_all([(one, one.run(bench), bench)], tmp_path / "all.html")
+    write_all([(one, one.run(workspace), workspace)], tmp_path / "all.html")
     assert "One is one." in (tmp_path / "all.html").read_text()
 
 
@@ -258,19 +259,31 @@ def test_a_document_keeps_what_others_wrote_and_refuses_other_files(tmp_path: Pa
     class Second(Trivial):
         name, title = "second", "Another one"
 
-    path, bench = tmp_path / "all.md", Bench(tmp_path / "run")
+    path, workspace = tmp_path / "all.md", Workspace(tmp_path / "run")
     for one in (Second(), Trivial(), Second()):
-        write_document([(one, one.run(bench), bench)], path, order=["trivial", "second"])
+        write_document([(one, one.run(workspace), workspace)], path, order=["trivial", "second"])
     assert re.findall("^## .*", path.read_text(), re.MULTILINE) == ["## A trivial experiment", "## Another one"]
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="written by something else"):
-        write_document([(one, one.run(bench), bench)], path, order=["second"])
+        write_document([(one, one.run(workspace), workspace)], path, order=["second"])
     with pytest.raises(InputError, match="is a directory"):
-        write_document([(one, one.run(bench), bench)], tmp_path, order=["second"])
+        write_document([(one, one.run(workspace), workspace)], tmp_path, order=["second"])
     path.write_text("# Notes of mine\n")
     with pytest.raises(InputError, match="written by something else"):
-        write_document([(one, one.run(bench), bench)], path, order=["second"])
+        write_document([(one, one.run(workspace), workspace)], path, order=["second"])
     assert path.read_text() == "# Notes of mine\n"
+
+
+def test_pictures_beside_a_document_are_its_own(tmp_path: Path) -> None:
+    figure = figures.histogram({"a": [1.0, 2.0]}, axis="nats")
+    done = [(Trivial(), ExperimentResult("About it.", (), figures=(figure,)), Workspace(tmp_path / "run"))]
+    write_document(done, tmp_path / "paper.md", order=["trivial"])
+    write_document(done, tmp_path / "paper.md", order=["trivial"])
+    (picture,) = (tmp_path / "images" / "reproduction").iterdir()
+    picture.write_text("mine")
+    with pytest.raises(InputError, match="does not show it"):
+        write_document(done, tmp_path / "other.md", order=["trivial"])
+    assert picture.read_text() == "mine"
 
 
 def test_bars_in_cells_are_escaped() -> None:
@@ -287,8 +300,8 @@ def test_the_command_writes_numbers_figures_and_a_page_and_answers_again(tmp_pat
     words = ["reproduce", "theory", "--out", str(tmp_path), "--document", str(tmp_path / "paper.md")]
     first = CliRunner().invoke(app, words)
     assert first.exit_code == 0, first.output
-    outcome = json.loads((tmp_path / "laptop" / "theory" / "outcome.json").read_text())
-    assert [claim["verdict"] for claim in outcome["claims"]] == ["holds", "does not hold"]
+    result = json.loads((tmp_path / "laptop" / "theory" / "outcome.json").read_text())
+    assert [claim["verdict"] for claim in result["claims"]] == ["holds", "does not hold"]
     assert (tmp_path / "laptop" / "theory" / "report.html").stat().st_size > 1000
     document = (tmp_path / "paper.md").read_text()
     CliRunner().invoke(app, words)

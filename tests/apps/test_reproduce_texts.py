@@ -14,23 +14,37 @@ import torch
 
 from infodis.apps.audit.records import Group, by_text
 from infodis.apps.reproduce import audit_llada, ood
-from infodis.apps.reproduce.audit_llada import OWN, AuditLlada, Compared, Dataset, likelier, verdict_on, went_on
-from infodis.apps.reproduce.experiment import Bench, Experiment
-from infodis.apps.reproduce.groups import (
-    Cut,
-    Shape,
-    continued,
+from infodis.apps.reproduce.audit_llada import (
+    OWN,
+    AuditLlada,
+    AuthorComparison,
+    Dataset,
+    likelier,
+    own_continuations,
+    verdict_on,
+)
+from infodis.apps.reproduce.comparison import (
+    GroupComparison,
+    Precision,
+    TwoEstimators,
+    paper_job,
+    separation_verdict,
+)
+from infodis.apps.reproduce.data import ENCYCLOPEDIA, LETTERS
+from infodis.apps.reproduce.experiment import Experiment, Workspace
+from infodis.apps.reproduce.ood import BUDGETS, OodText8, beyond_characters, gather_texts, precision_verdict
+from infodis.apps.reproduce.prompts import (
+    TextCutter,
+    WindowShape,
+    continuations,
     elsewhere,
+    evenly_spaced,
     foreign,
     shuffled,
-    thinned,
-    transliterated,
+    transliterate,
     unit_of,
     windows,
 )
-from infodis.apps.reproduce.ood import EFFORT, OodText8, beyond_letters, gathered, sharp
-from infodis.apps.reproduce.paragraphs import ENCYCLOPEDIA, LETTERS
-from infodis.apps.reproduce.texts import Precision, Versus, mean_difference, separated, the_papers
 from infodis.design import TimeFree
 from infodis.errors import InputError
 from infodis.estimate import nll
@@ -39,12 +53,12 @@ from infodis.jobs.jobs import ModelSpec
 from infodis.models.loading import load
 from infodis.models.model import Model
 from infodis.models.tokenizers import Characters, text8_style
-from infodis.result import Interval
+from infodis.result import Interval, Measured
 from infodis.rng import stream
 from infodis.sampling import Ancestral
 
 TEXT = text8_style(ENCYCLOPEDIA)
-SHAPE = Shape(24, 16)
+SHAPE = WindowShape(24, 16)
 ALPHABET = "abcdefghijklmnopqrstuvwxyz "
 
 
@@ -67,7 +81,7 @@ def test_windows_are_parts_of_the_text_one_behind_the_other(whole):
 
 def test_shuffled_words_keep_their_spaces_and_what_is_cut_off_stays_at_the_end():
     for whole in (True, False):
-        rows = windows(TEXT, 8, Shape(64, 64), whole=whole)
+        rows = windows(TEXT, 8, WindowShape(64, 64), whole=whole)
         for row, mixed in zip(rows, shuffled(rows), strict=True):
             before, after = row["response"], mixed["response"]
             assert "  " not in after
@@ -87,7 +101,7 @@ def test_shuffled_and_elsewhere_keep_prompts_and_words():
 
 
 def test_cut_by_characters_and_by_tokens():
-    cut, tokens = Cut(Shape(4, 6)), Cut(Shape(4, 6), Characters(ALPHABET))
+    cut, tokens = TextCutter(WindowShape(4, 6)), TextCutter(WindowShape(4, 6), Characters(ALPHABET))
     for one in (cut, tokens):
         assert one.end("a long prompt") == "ompt"
         assert one.start("some words follow") == " some "
@@ -102,7 +116,7 @@ def test_cut_by_characters_and_by_tokens():
 
 def test_foreign_pieces_come_from_as_many_documents_as_there_are():
     rows = [{"id": f"{n}", "prompt": f"prompt {n}", "response": ""} for n in range(4)]
-    found = foreign(rows, {"a": "aaa bbb ccc", "b": "ddd", "c": "x"}, Cut(Shape(4, 3)))
+    found = foreign(rows, {"a": "aaa bbb ccc", "b": "ddd", "c": "x"}, TextCutter(WindowShape(4, 3)))
     assert [row["id"] for row in found] == ["a/0", "b/0", "a/1", "a/2"]
     assert [row["response"] for row in found] == [" aa", " dd", " bb", " cc"]
     assert [row["prompt"] for row in found] == [row["prompt"] for row in rows]
@@ -116,28 +130,34 @@ def test_continuations_are_left_out_in_pairs():
         {"id": "short", "x": "In 1970, he", "y_human": " went home.", "y_llm": " ran"},
     ]
     for field, response in (("y_human", " went "), ("y_llm", " walke")):
-        assert list(continued(records, field, Cut(Shape(5, 6)))) == [
+        assert list(continuations(records, field, TextCutter(WindowShape(5, 6)))) == [
             {"id": "long", "prompt": "ne he", "response": response}
         ]
-    raw = list(continued(records, "y_llm", Cut(Shape(5, 6), Characters(ALPHABET + "I!.,01967")), letters=False))
+    raw = list(
+        continuations(
+            records, "y_llm", TextCutter(WindowShape(5, 6), Characters(ALPHABET + "I!.,01967")), letters=False
+        )
+    )
     assert raw == [{"id": "long", "prompt": "9, he", "response": " walke"}]
 
 
 def test_thinned_is_evenly_spread():
     rows = [{"id": f"{n}"} for n in range(10)]
-    assert [row["id"] for row in thinned(rows, 5)] == ["0", "2", "4", "6", "8"]
-    assert thinned(rows, 99) == rows
+    assert [row["id"] for row in evenly_spaced(rows, 5)] == ["0", "2", "4", "6", "8"]
+    assert evenly_spaced(rows, 99) == rows
 
 
 def test_chinese_is_left_out_without_transliteration(monkeypatch, tmp_path):
     (tmp_path / audit_llada.CHINESE.file).write_text("红楼梦 " * 500, encoding="utf-8")
-    bench = Bench(tmp_path, data=tmp_path)
-    assert transliterated("红楼梦。Tea") == "hong lou meng tea"
+    workspace = Workspace(tmp_path, data=tmp_path)
+    assert transliterate("红楼梦。Tea") == "hong lou meng tea"
     monkeypatch.setitem(sys.modules, "anyascii", None)
-    assert transliterated("红楼梦") is None
-    assert audit_llada._chinese(bench, Cut(SHAPE), 3, letters=True) == []
+    assert transliterate("红楼梦") is None
+    assert audit_llada._chinese(workspace, TextCutter(SHAPE), 3, letters=True) == []
     assert "infodis[reproduce]" in audit_llada._in_chinese([], "m").found
-    assert audit_llada._chinese(Bench(tmp_path, data=tmp_path / "nowhere"), Cut(SHAPE), 3, letters=True) == []
+    assert (
+        audit_llada._chinese(Workspace(tmp_path, data=tmp_path / "nowhere"), TextCutter(SHAPE), 3, letters=True) == []
+    )
 
 
 # Comparisons
@@ -168,13 +188,13 @@ def normal(count: int, mean: float, *, name: str) -> list[float]:
 def test_auroc_against_counting():
     """Of nine pairs of 1, 2, 3 and 2.5, 0, 4, the second is larger in five."""
     for prompts in (True, False):
-        versus = Versus.of(
+        comparison = GroupComparison.of(
             group("a", [1.0, 2.0, 3.0], prompts=prompts), group("b", [2.5, 0.0, 4.0], prompts=prompts), seed=0
         )
-        assert versus.paired == prompts
-        assert versus.nll.auroc.value == pytest.approx(5 / 9)
-        assert versus.prompt.auroc.value == pytest.approx(5 / 9)
-    assert versus.separation(audit_llada.LIKELY).auroc.value == pytest.approx(4 / 9)
+        assert comparison.paired == prompts
+        assert comparison.nll.auroc.value == pytest.approx(5 / 9)
+        assert comparison.prompt.auroc.value == pytest.approx(5 / 9)
+    assert comparison.separation(audit_llada.LIKELY).auroc.value == pytest.approx(4 / 9)
 
 
 def test_the_same_texts_are_compared_with_themselves():
@@ -184,12 +204,12 @@ def test_the_same_texts_are_compared_with_themselves():
     own = group("own", nats)
     records = [{**record, "value": value} for record, value in zip(own.records, more, strict=True)]
     foreign_prompts = Group("other", tuple({**one, "prompt": f"of {n}"} for n, one in enumerate(reversed(records))))
-    versus = Versus.of(own, foreign_prompts, seed=0, match=by_text)
-    assert versus.paired
-    assert versus.nll.pairs.difference.value == pytest.approx(0.1, abs=0.03)
-    assert versus.nll.pairs.difference.low > 0
-    assert versus.nll.p_value < 0.01
-    apart = Versus.of(own, foreign_prompts, seed=0)
+    comparison = GroupComparison.of(own, foreign_prompts, seed=0, match=by_text)
+    assert comparison.paired
+    assert comparison.nll.pairs.difference.value == pytest.approx(0.1, abs=0.03)
+    assert comparison.nll.pairs.difference.low > 0
+    assert comparison.nll.p_value < 0.01
+    apart = GroupComparison.of(own, foreign_prompts, seed=0)
     assert not apart.paired
     assert apart.nll.p_value > 0.05
 
@@ -203,12 +223,12 @@ def test_texts_too_short_for_two_windows_are_refused():
 def test_rows_of_one_document_count_for_less():
     """Copies of ten rows say no more than the ten; taken for rows of their own (a wrong variant) they seem to."""
     one, other = normal(10, 0.0, name="one"), normal(10, 1.0, name="other")
-    few = Versus.of(group("a", one), group("b", other), seed=0)
+    few = GroupComparison.of(group("a", one), group("b", other), seed=0)
     copies = group("a", [x for x in one for _ in range(8)]), group("b", [x for x in other for _ in range(8)], units=8)
-    many = Versus.of(*copies, seed=0)
-    wrong = Versus.of(copies[0], group("b", [x for x in other for _ in range(8)]), seed=0)
+    many = GroupComparison.of(*copies, seed=0)
+    wrong = GroupComparison.of(copies[0], group("b", [x for x in other for _ in range(8)]), seed=0)
     assert (few.paired, many.paired, wrong.paired) == (True, False, True)
-    width = [versus.nll.auroc.high - versus.nll.auroc.low for versus in (few, many, wrong)]
+    width = [comparison.nll.auroc.high - comparison.nll.auroc.low for comparison in (few, many, wrong)]
     assert width[1] == pytest.approx(width[0], rel=0.1)
     assert width[2] < width[0] / 2
     assert many.nll.p_value == few.nll.p_value
@@ -216,22 +236,21 @@ def test_rows_of_one_document_count_for_less():
 
 
 def test_precision_against_hand():
-    one = Versus.of(group("a", [1.0, 2.0, 3.0], error=3.0), group("b", [2.5, 0.0, 4.0], error=4.0), seed=0)
-    found, other = Precision.of(one, 100), Precision(25, math.sqrt(12.5) / 10, 0.0, 0.0)
-    assert found.error == pytest.approx(math.sqrt(12.5))
-    assert found.error_of_it == pytest.approx(3.5 * math.sqrt(6 / 5) / math.sqrt(6) / (2 * math.sqrt(12.5)))
+    one = GroupComparison.of(group("a", [1.0, 2.0, 3.0], error=3.0), group("b", [2.5, 0.0, 4.0], error=4.0), seed=0)
+    found, other = Precision.of(one, 100), Precision(25, Measured(math.sqrt(12.5) / 10, 0.0), 0.0)
+    assert found.error.value == pytest.approx(math.sqrt(12.5))
+    assert found.error.standard_error == pytest.approx(3.5 * math.sqrt(6 / 5) / math.sqrt(6) / (2 * math.sqrt(12.5)))
     assert found.noise == 1.0  # more than all the spread there is
-    rows, error = found.rows_for(other)
-    assert rows == pytest.approx(400 * other.evaluations)
-    assert error == pytest.approx(
-        2 * rows * math.hypot(found.error_of_it / found.error, other.error_of_it / other.error)
-    )
+    passes = found.passes_for(other)
+    assert passes.value == pytest.approx(400 * other.evaluations)
+    assert passes.standard_error == pytest.approx(2 * passes.value * found.error.standard_error / found.error.value)
 
 
 def test_difference_of_estimators():
-    one = Versus.of(group("a", [1.0, 2.0]), group("b", [3.0, 4.0]), seed=0)
-    other = Versus.of(group("a", [1.0, 1.0]), group("b", [2.0, 4.0]), seed=0)
-    assert mean_difference(one, other) == (0.5, pytest.approx(math.sqrt(1 / 3) / 2))
+    one = GroupComparison.of(group("a", [1.0, 2.0]), group("b", [3.0, 4.0]), seed=0)
+    other = GroupComparison.of(group("a", [1.0, 1.0]), group("b", [2.0, 4.0]), seed=0)
+    gap = TwoEstimators(one, other, 1, 1).difference()
+    assert (gap.value, gap.standard_error) == (0.5, pytest.approx(math.sqrt(1 / 3) / 2))
 
 
 # Verdicts
@@ -248,27 +267,26 @@ def test_difference_of_estimators():
     ],
 )
 def test_verdict_on_a_separation(area, verdict):
-    assert separated(Interval(*area)) == verdict
+    assert separation_verdict(Interval(*area)) == verdict
 
 
 def test_verdict_on_model_and_letters():
     good, fair, none = Interval(0.95, 0.93, 0.97), Interval(0.75, 0.72, 0.78), Interval(0.5, 0.47, 0.53)
-    assert beyond_letters(good, fair) == "holds"
-    assert beyond_letters(good, good) == "holds in part"
-    assert beyond_letters(fair, good) == "does not hold"
-    assert beyond_letters(none, none) == "does not hold"
-    assert beyond_letters(Interval(0.7, 0.4, 0.95), none) == "undecided"
-    assert [sharp(noise) for noise in (0.1, 0.3, 0.9)] == ["holds", "holds in part", "does not hold"]
+    assert beyond_characters(good, fair) == "holds"
+    assert beyond_characters(good, good) == "holds in part"
+    assert beyond_characters(fair, good) == "does not hold"
+    assert beyond_characters(none, none) == "does not hold"
+    assert beyond_characters(Interval(0.7, 0.4, 0.95), none) == "undecided"
+    assert [precision_verdict(noise) for noise in (0.1, 0.3, 0.9)] == ["holds", "holds in part", "does not hold"]
 
 
-def compared(nats: float, author: str, dataset: str = "human") -> Compared:
+def compared(nats: float, author: str, dataset: str = "human") -> AuthorComparison:
     """40 texts that cost `nats` more than those of the dataset, on average, with a spread of 0.2."""
     usual = normal(40, 2.0, name="usual")
     theirs = [x + nats + 0.2 * y for x, y in zip(usual, normal(40, 0.0, name=author), strict=True)]
-    versus = Versus.of(group(dataset, usual), group(author, theirs), seed=0)
-    likely = versus.separation(audit_llada.LIKELY)
+    comparison = GroupComparison.of(group(dataset, usual), group(author, theirs), seed=0)
     rows = [{"id": "0", "prompt": "", "response": ""}]
-    return Compared(Dataset(dataset, dataset, rows), author, versus, versus, likely, likely)
+    return AuthorComparison(Dataset(dataset, dataset, rows), author, TwoEstimators(comparison, comparison, 1, 1))
 
 
 def test_verdicts_on_authors_both_ways():
@@ -305,10 +323,10 @@ def test_missing_data_and_packages_are_named(experiment, monkeypatch, tmp_path):
     assert isinstance(experiment, Experiment)
     (tmp_path / ood.HELD_OUT.file).write_bytes(gzip.compress(b"some text"))
     with pytest.raises(InputError, match=r"human_vs_llm_180.jsonl is needed"):
-        experiment.run(Bench(tmp_path / "out", data=tmp_path))
+        experiment.run(Workspace(tmp_path / "out", data=tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'infodis\[audit\]'"):
-        experiment.run(Bench(tmp_path / "out", size="smoke"))
+        experiment.run(Workspace(tmp_path / "out", size="smoke"))
 
 
 def test_models_that_know_more_than_letters_get_texts_as_they_are(tmp_path):
@@ -318,20 +336,20 @@ def test_models_that_know_more_than_letters_get_texts_as_they_are(tmp_path):
     small = load("text8-tiny")
     known = Characters("".join(sorted({*ENCYCLOPEDIA, *"".join(LETTERS)})))
     model = dataclasses.replace(small, loaded=dataclasses.replace(small.loaded, tokenizer=known))
-    bench = Bench(tmp_path, size="full", data=tmp_path)
-    assert [one.name for one in audit_llada.datasets(bench, model, 5)] == ["wikitext", "chinese"]
+    workspace = Workspace(tmp_path, size="full", data=tmp_path)
+    assert [one.name for one in audit_llada.datasets(workspace, model, 5)] == ["wikitext", "chinese"]
     (tmp_path / audit_llada.PAIRS.file).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
-    human, english, _ = audit_llada.datasets(bench, model, 5)
+    human, english, _ = audit_llada.datasets(workspace, model, 5)
     assert human.rows == [{"id": "0", "prompt": pairs["x"][-16:], "response": f" {LETTERS[0]}"[:64]}]
     assert human.written["gpt"][0]["response"] == f" {LETTERS[1]}"[:64]
     assert [row["prompt"] + row["response"] in ENCYCLOPEDIA for row in english.rows] == [True] * 5
-    assert next(one.name for one in audit_llada.datasets(Bench(tmp_path, data=tmp_path), small, 5)) == "human"
+    assert next(one.name for one in audit_llada.datasets(Workspace(tmp_path, data=tmp_path), small, 5)) == "human"
 
 
 def test_letters_of_smoke_texts_are_enough():
-    bench = Bench(Path("nowhere"), size="smoke")
-    found = gathered(bench, EFFORT["smoke"], Characters(ALPHABET))
-    assert len(found.true) == len(found.foreign) == EFFORT["smoke"].main
+    workspace = Workspace(Path("nowhere"), size="smoke")
+    found = gather_texts(workspace, BUDGETS["smoke"], Characters(ALPHABET))
+    assert len(found.true) == len(found.foreign) == BUDGETS["smoke"].main
     assert len({unit_of(row["id"]) for row in found.foreign}) == len(found.foreign)
     assert len(found.untouched) == len(LETTERS)
     assert any(character.isupper() for character in found.untouched[0])
@@ -341,13 +359,13 @@ def test_letters_of_smoke_texts_are_enough():
 def test_a_model_goes_on_after_its_prompts_in_the_same_way_again(tmp_path):
     model, rows = load("text8-tiny"), windows(TEXT, 3, SHAPE, whole=True)
     dataset = Dataset("some", "some", rows)
-    found = went_on(Bench(tmp_path), model, dataset, Ancestral(steps=2))
+    found = own_continuations(Workspace(tmp_path), model, dataset, Ancestral(steps=2))
     assert [row["prompt"] for row in found] == [row["prompt"] for row in rows]
     assert {len(row["response"]) for row in found} == {SHAPE.response}
     assert len({row["response"] for row in found}) == 3
     last = dataclasses.replace(dataset, rows=rows[-1:])
-    assert went_on(Bench(tmp_path / "other"), model, last, Ancestral(steps=2)) == found[-1:]
-    assert went_on(Bench(tmp_path / "third", seed=1), model, last, Ancestral(steps=2)) != found[-1:]
+    assert own_continuations(Workspace(tmp_path / "other"), model, last, Ancestral(steps=2)) == found[-1:]
+    assert own_continuations(Workspace(tmp_path / "third", seed=1), model, last, Ancestral(steps=2)) != found[-1:]
 
 
 # Runs
@@ -359,9 +377,9 @@ def test_ood_text8_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        OodText8().run(Bench(tmp_path, size="smoke", tell=stop))
-    bench = Bench(tmp_path, size="smoke")
-    found = OodText8().run(bench)
+        OodText8().run(Workspace(tmp_path, size="smoke", progress=stop))
+    workspace = Workspace(tmp_path, size="smoke")
+    found = OodText8().run(workspace)
     _check_outcome(found)
     differ = found.numbers["estimators_differ"]
     # both are unbiased: over 20 texts, |t| > 5 happens once in 12,000 seeds
@@ -371,14 +389,14 @@ def test_ood_text8_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
     assert {figure.name for figure in found.figures} == {"histogram-time-free", "histogram-ours", "roc", "groups"}
 
     monkeypatch.setattr(Model, "surprisals", None)  # what was done is not done again
-    assert OodText8().run(bench) == found
+    assert OodText8().run(workspace) == found
     with pytest.raises(InputError, match="seed"):
-        OodText8().run(dataclasses.replace(bench, seed=1))
+        OodText8().run(dataclasses.replace(workspace, seed=1))
 
 
 def test_audit_llada_runs_without_data(monkeypatch, tmp_path):
-    bench = Bench(tmp_path, size="smoke")
-    found = AuditLlada().run(bench)
+    workspace = Workspace(tmp_path, size="smoke")
+    found = AuditLlada().run(workspace)
     _check_outcome(found)
     numbers = found.numbers["own against encyclopedia"]
     assert numbers["share_of_pairs"]["low"] <= numbers["share_of_pairs"]["value"] <= numbers["share_of_pairs"]["high"]
@@ -386,7 +404,7 @@ def test_audit_llada_runs_without_data(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Model, "surprisals", None)
     monkeypatch.setattr(Model, "log_conditionals", None)
-    assert AuditLlada().run(bench) == found
+    assert AuditLlada().run(workspace) == found
 
 
 def _check_outcome(found):
@@ -398,7 +416,7 @@ def _check_outcome(found):
 
 def test_the_papers_estimator_is_the_one_that_is_printed():
     """H_m times a mean over masks of size k with probability 1 / (k H_m), every row a replicate."""
-    job = the_papers(ModelSpec("text8-tiny"), 6, 3)
+    job = paper_job(ModelSpec("text8-tiny"), 6, 3)
     assert (job.request.design, job.request.control, job.request.rows) == (TimeFree(), None, 6)
     model, row = load("text8-tiny"), windows(TEXT, 2, SHAPE, whole=True)[0]
     read = model.read(row["response"], prompt=row["prompt"])
