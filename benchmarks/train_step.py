@@ -21,24 +21,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from infodis.models.nets import RADD, SIZES, Shape, initialise
+from infodis.models.nets import RADD, SIZES, NetworkShape, initialise
 from infodis.rng import stream
 from infodis.train.losses import LAMBDA_DCE
 
 SETTINGS = {  # name: vocabulary, shape, batch, length
     "characters": (27, SIZES["tiny"], 16, 256),
-    "GPT-2 vocabulary": (50257, Shape(128, 2, 4, dropout=0.02), 4, 128),
+    "GPT-2 vocabulary": (50257, NetworkShape(128, 2, 4, dropout=0.02), 4, 128),
     "the papers' small": (50257, SIZES["small"], 2, 256),
 }
 
 
-def ours(vocab_size: int, shape: Shape) -> tuple[torch.nn.Module, Callable[[Tensor, int], Tensor]]:
+def ours(vocab_size: int, shape: NetworkShape) -> tuple[torch.nn.Module, Callable[[Tensor, int], Tensor]]:
     network = RADD(vocab_size, shape)
     initialise(network, generator=stream(0))
     return network, lambda tokens, step: LAMBDA_DCE(network, tokens, generator=stream(0, step)).mean()
 
 
-def public(clone: Path, vocab_size: int, shape: Shape) -> tuple[torch.nn.Module, Callable[[Tensor, int], Tensor]]:
+def public(
+    clone: Path, vocab_size: int, shape: NetworkShape
+) -> tuple[torch.nn.Module, Callable[[Tensor, int], Tensor]]:
     sys.path.insert(0, str(clone))
     sizes = {"hidden_size": shape.width, "n_blocks": shape.blocks, "n_heads": shape.heads, "dropout": shape.dropout}
     model = {**sizes, "use_checkpoint": False, "dtype": "float32"}

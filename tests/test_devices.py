@@ -19,7 +19,7 @@ from infodis.errors import InputError
 from infodis.jobs.jobs import ModelSpec
 from infodis.models import checkpoint
 from infodis.models.doctor import examine, with_examples
-from infodis.models.nets import RADD, SEDD, Shape, initialise
+from infodis.models.nets import RADD, SEDD, NetworkShape, initialise
 from infodis.noise.dse import from_denoiser, from_network, from_predictor, mdce
 from infodis.noise.process import Absorbing, Uniform
 from infodis.quantities.bounds import bounds
@@ -155,7 +155,7 @@ def test_losses_of_tokens_on_a_device(name):
 
     def gradients(device):
         teacher = infodis.load(REFERENCES / "radd", device=device)
-        network = (SEDD if name == "t-dse" else RADD)(teacher.vocab_size, Shape(width=8, blocks=1, heads=2))
+        network = (SEDD if name == "t-dse" else RADD)(teacher.vocab_size, NetworkShape(width=8, blocks=1, heads=2))
         initialise(network, generator=stream(0))
         network.to(device)
         function = LOSSES[name] or loss.Taught(loss.K_DCE, teacher)

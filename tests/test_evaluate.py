@@ -9,7 +9,7 @@ import torch
 import infodis
 from infodis.device import fits
 from infodis.errors import InputError, PredictorError
-from infodis.models.nets import RADD, Shape, initialise
+from infodis.models.nets import RADD, NetworkShape, initialise
 from infodis.oracle import Independent, MarkovChain
 from infodis.predictor import Counting, Predictor
 from infodis.rng import stream
@@ -166,7 +166,7 @@ def test_padding_does_not_leak_into_our_networks():
     from infodis.models.nets import SEDD
     from infodis.models.nets.llama import Llama, LlamaShape
 
-    shape = Shape(width=16, blocks=2, heads=2)
+    shape = NetworkShape(width=16, blocks=2, heads=2)
     llama = Llama(LlamaShape(9, 16, 2, 4, 2, 24, 1e4, 1e-5), mask_token=8, tokens=9)
     for network in (RADD(8, shape), SEDD(8, shape), llama):
         initialise(network, generator=stream(0))

@@ -27,7 +27,7 @@ from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.item import Item
 from infodis.models.checkpoint import WEIGHTS, Spec, load
-from infodis.models.nets import Shape
+from infodis.models.nets import NetworkShape
 from infodis.oracle import Table
 from infodis.rng import stream
 from infodis.testing import Perturbed
@@ -164,7 +164,7 @@ def test_units_begin_with_all_combinations_of_neighbours_against_counting(block:
     lower, but far apart from those of others: by a quarter of a part.
     """
     length, here, mask = 12, 5, 4
-    spec = Spec("radd", 4, Shape(width=96, blocks=2, heads=4), length)
+    spec = Spec("radd", 4, NetworkShape(width=96, blocks=2, heads=4), length)
     rows = torch.randint(0, 4, (256, length), generator=stream(0, "rows"))
     begin(spec, tmp_path / "start", Neighbours(2), rows, seed=0)
     hidden = rows.clone()
@@ -183,7 +183,7 @@ def test_units_begin_with_all_combinations_of_neighbours_against_counting(block:
 def test_a_second_block_is_told_what_the_first_made_of_a_masked_neighbour(tmp_path: Path) -> None:
     """The first block is made to answer with one letter; beside it, the second's units for that letter rise."""
     length, mask, letter = 12, 4, 2
-    spec = Spec("radd", 4, Shape(width=96, blocks=2, heads=4), length)
+    spec = Spec("radd", 4, NetworkShape(width=96, blocks=2, heads=4), length)
     rows = torch.randint(0, 4, (64, length), generator=stream(0, "rows"))
     rows[:, 4:6] = mask
     begin(spec, tmp_path / "start", Neighbours(2), rows, seed=0)
@@ -201,7 +201,7 @@ def test_a_second_block_is_told_what_the_first_made_of_a_masked_neighbour(tmp_pa
 def test_units_begin_with_rows_of_the_data_against_comparing(tmp_path: Path) -> None:
     """A unit answers at its place, if all that is visible elsewhere agrees with its row."""
     length, mask = 4, 4
-    spec = Spec("radd", 4, Shape(width=64, blocks=1, heads=4, positions=length, feed=1), length)
+    spec = Spec("radd", 4, NetworkShape(width=64, blocks=1, heads=4, positions=length, feed=1), length)
     rows = torch.randint(0, 4, (16, length), generator=stream(0, "rows")).unique(dim=0)
     begin(spec, tmp_path / "start", Memories(), rows, seed=0)
     hidden = torch.rand(16, length, generator=stream(0, "hidden")) < 0.6
@@ -217,7 +217,7 @@ def test_units_begin_with_rows_of_the_data_against_comparing(tmp_path: Path) -> 
 
 
 def test_a_network_too_narrow_for_its_start_is_refused(tmp_path: Path) -> None:
-    spec = Spec("radd", 4, Shape(width=16, blocks=1, heads=4), 8)
+    spec = Spec("radd", 4, NetworkShape(width=16, blocks=1, heads=4), 8)
     with pytest.raises(InputError, match="A width of 29 is needed"):
         begin(spec, tmp_path / "start", Neighbours(2), torch.zeros(1, 8, dtype=torch.int64), seed=0)
 

@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 
 from infodis.errors import InputError
 from infodis.models import checkpoint
-from infodis.models.nets import RADD, SEDD, SIZES, Shape, initialise
+from infodis.models.nets import RADD, SEDD, SIZES, NetworkShape, initialise
 from infodis.predictor import Predictor, check_log_conditionals, gather_surprisal
 from infodis.rng import stream
 
 REFERENCES = Path(__file__).parents[1] / "references"
-SMALL = Shape(width=24, blocks=2, heads=3)
+SMALL = NetworkShape(width=24, blocks=2, heads=3)
 
 
 @pytest.mark.parametrize("name", ["radd", "sedd-absorb", "sedd-uniform"])
@@ -123,12 +123,12 @@ def test_named_sizes_have_the_parameters_of_the_papers():
 
 COMPILE = """
 import torch
-from infodis.models.nets import RADD, SEDD, Shape, initialise
+from infodis.models.nets import RADD, SEDD, NetworkShape, initialise
 from infodis.models.nets.llama import Llama, LlamaShape
 from infodis.rng import stream
 
 tokens, sigma = torch.zeros(2, 4, dtype=torch.int64), torch.ones(2)
-for network, given in ((RADD(5, Shape(8, 1, 2)), (tokens,)), (SEDD(5, Shape(8, 1, 2)), (tokens, sigma))):
+for network, given in ((RADD(5, NetworkShape(8, 1, 2)), (tokens,)), (SEDD(5, NetworkShape(8, 1, 2)), (tokens, sigma))):
     initialise(network, generator=stream(0))
     torch.nn.init.normal_(network.output_layer.linear.weight, generator=stream(1))  # or every answer would be the same
     compiled = torch.compile(network, backend="eager", fullgraph=True)
@@ -152,9 +152,9 @@ def test_forward_passes_compile_whole():
 
 def test_bad_shapes_are_told():
     with pytest.raises(InputError, match="multiple of 2 x heads = 6"):
-        Shape(width=10, blocks=1, heads=3)
+        NetworkShape(width=10, blocks=1, heads=3)
     with pytest.raises(InputError, match="positive sizes"):
-        Shape(width=8, blocks=0, heads=2)
+        NetworkShape(width=8, blocks=0, heads=2)
 
 
 def test_bad_checkpoints_are_told(tmp_path):

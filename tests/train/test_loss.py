@@ -10,7 +10,7 @@ import torch
 import infodis
 from infodis.design import Enumerate
 from infodis.errors import InputError
-from infodis.models.nets import RADD, Shape, initialise
+from infodis.models.nets import RADD, NetworkShape, initialise
 from infodis.noise.schedule import SCHEDULES, Cosine, Geometric, LogLinear
 from infodis.oracle import MarkovChain
 from infodis.predictor import from_function
@@ -232,7 +232,7 @@ def test_flat_loss_masks_no_more_than_its_share_and_counts_tokens_alike():
 
 
 def pupil() -> RADD:
-    network = RADD(3, Shape(width=16, blocks=1, heads=2))
+    network = RADD(3, NetworkShape(width=16, blocks=1, heads=2))
     initialise(network, generator=stream(0, "weights"))
     torch.nn.init.normal_(network.last_layer().weight, generator=stream(1, "weights"))
     return network.double()

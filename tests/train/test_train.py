@@ -22,7 +22,7 @@ from infodis.files import UNFINISHED, locked
 from infodis.models import checkpoint
 from infodis.models.files import locate
 from infodis.models.loading import load
-from infodis.models.nets import RADD, Shape, initialise
+from infodis.models.nets import RADD, NetworkShape, initialise
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
 from infodis.train import TrainingError, read_config, train
@@ -120,7 +120,7 @@ def test_killed_at_some_moment_it_goes_on_with_the_same_losses(whole, tmp_path, 
 
 def test_muon_steps_are_orthogonal_inside_blocks_and_adamw_elsewhere():
     """The first step: singular values near one (but the tiniest), times rate and AdamW's scale; elsewhere the rate."""
-    network = RADD(4, Shape(16, 1, 2))
+    network = RADD(4, NetworkShape(16, 1, 2))
     initialise(network, generator=stream(0, "weights"))
     before = {name: value.clone() for name, value in network.state_dict().items()}
     for parameter in network.parameters():

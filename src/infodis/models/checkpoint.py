@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from infodis.errors import InputError
 from infodis.files import read_json
-from infodis.models.nets import RADD, SEDD, Shape
+from infodis.models.nets import RADD, SEDD, NetworkShape
 from infodis.models.nets.transformer import check_wholes
 from infodis.models.tokenizers import Tokenizer, tokenizer_from
 
@@ -33,7 +33,7 @@ class Spec:
 
     network: Literal["radd", "sedd"]
     vocab_size: int
-    shape: Shape
+    shape: NetworkShape
     length: int
     """Tokens it was trained on at a time."""
     noise: Literal["absorbing", "uniform"] = "absorbing"
@@ -67,7 +67,7 @@ class Spec:
                     if keys[name] not in legal:
                         raise InputError(f"{name} is one of {', '.join(legal)}; got {keys[name]!r}.")
                 fields = {key: value for key, value in keys.items() if key != "format"}
-                fields["shape"] = Shape(**fields["shape"])
+                fields["shape"] = NetworkShape(**fields["shape"])
                 fields["tokenizer"] = None if fields["tokenizer"] is None else tokenizer_from(fields["tokenizer"])
                 return Spec(**fields)
             if "tokens" in keys and isinstance(keys.get("model"), dict):
@@ -88,7 +88,7 @@ def _public_spec(config: dict[str, Any]) -> Spec:
     return Spec(
         network="radd" if "wot" in model.get("type", "") or "radd" in model.get("name", "") else "sedd",
         vocab_size=config["tokens"],
-        shape=Shape(
+        shape=NetworkShape(
             width=model["hidden_size"],
             blocks=model["n_blocks"],
             heads=model["n_heads"],

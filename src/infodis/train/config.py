@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infodis.errors import InputError
-from infodis.models.nets import SIZES, Shape
+from infodis.models.nets import SIZES, NetworkShape
 from infodis.noise.schedule import SCHEDULES
 from infodis.train.losses import LOSSES
 
@@ -50,7 +50,7 @@ class ModelConfig:
         self.shape  # noqa: B018 - a wrong shape is told when the file is read
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> NetworkShape:
         given = {name: getattr(self, name) for name in ("width", "blocks", "heads")}
         if self.size is not None:
             _demand(self.size in SIZES, f"model.size is one of {', '.join(SIZES)}; got {self.size!r}.")
@@ -58,7 +58,7 @@ class ModelConfig:
             shape = SIZES[self.size]
         else:
             _demand(all(given.values()), "model needs a size, or width, blocks and heads.")
-            shape = Shape(**given)
+            shape = NetworkShape(**given)
         return dataclasses.replace(
             shape,
             dropout=shape.dropout if self.dropout is None else self.dropout,

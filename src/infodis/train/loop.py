@@ -144,12 +144,12 @@ class _Run:
         self._begin()
         optim, run = self.config.optim, self.config.run
         with MetricsFile(self.out, self.step, active=self.devices.first) as metrics:
-            timer = _Timer(self.step)
+            began, since = self.step, time.perf_counter()
             while self.step < optim.steps:
                 nats, norm = self._advance()
                 total, taken = self.since_report = self.since_report[0] + nats, self.since_report[1] + 1
                 if self.step % run.log_every == 0 or self.step == optim.steps:
-                    each = timer.seconds_per_step(self.step)
+                    each = (time.perf_counter() - since) / (self.step - began)
                     speed = optim.batch * self.spec.length / each
                     report = Progress(
                         self.step, optim.steps, total / taken, learning_rate(optim, self.step), norm, speed, each
@@ -166,7 +166,7 @@ class _Run:
                 if due or self.step % run.checkpoint_every == 0:
                     self._save()
                 if self.step % run.log_every == 0:
-                    timer = _Timer(self.step)
+                    began, since = self.step, time.perf_counter()
         return self.out / self.named["best"]
 
     def _begin(self) -> None:
@@ -372,16 +372,6 @@ class _Best:
     nats: float
     step: int
     error: float = 0.0
-
-
-class _Timer:
-    """Time since some step."""
-
-    def __init__(self, step: int) -> None:
-        self._step, self._since = step, time.perf_counter()
-
-    def seconds_per_step(self, step: int) -> float:
-        return (time.perf_counter() - self._since) / (step - self._step)
 
 
 def _sources(config: Config, base: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from infodis.errors import InputError
 from infodis.files import atomic_directory
 from infodis.models import checkpoint
 from infodis.models.checkpoint import Spec
-from infodis.models.nets import RADD, Shape, initialise
+from infodis.models.nets import RADD, NetworkShape, initialise
 from infodis.models.nets.radd import Block
 from infodis.models.nets.transformer import rotation
 from infodis.rng import stream
@@ -45,7 +45,7 @@ Rows = Int[Tensor, "rows length"]
 class Axes:
     """Which entry of a hidden state means what, at the beginning."""
 
-    shape: Shape
+    shape: NetworkShape
     vocab_size: int
 
     def demand(self, last: int) -> None:
@@ -192,7 +192,7 @@ def _copy_beliefs(block: Block, axes: Axes) -> None:
         out[axes.belief(head) : axes.belief(head + 1), head, :letters] = BELIEF * torch.eye(letters)
 
 
-def _blank(block: Block, shape: Shape) -> tuple[Tensor, Tensor]:
+def _blank(block: Block, shape: NetworkShape) -> tuple[Tensor, Tensor]:
     """Nothing attended to, nothing copied; views of the values' weights and of those that put them into entries.
 
     What feed-forward layers add begins small.
@@ -204,12 +204,12 @@ def _blank(block: Block, shape: Shape) -> tuple[Tensor, Tensor]:
     return values, block.attn_out.weight.zero_().view(shape.width, shape.heads, -1)
 
 
-def _height(shape: Shape) -> float:
+def _height(shape: NetworkShape) -> float:
     """Of the entries that are not zero, once a state is normalised: its token, and its place if that is learned."""
     return math.sqrt(shape.width / (2 if shape.positions else 1))
 
 
-def _look_at_distances(block: Block, shape: Shape, distances: list[int]) -> None:
+def _look_at_distances(block: Block, shape: NetworkShape, distances: list[int]) -> None:
     """Queries and keys that are the same for all tokens, a distance apart by their rotations.
 
     A slow rotation counts for more than a fast one, which comes round again within a window.

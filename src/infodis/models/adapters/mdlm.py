@@ -14,7 +14,7 @@ from infodis.errors import InputError
 from infodis.models.adapters.family import LoadedModel
 from infodis.models.adapters.tokenizer import tokenizer_of
 from infodis.models.adapters.weights import check_weights, fill, needed
-from infodis.models.nets import SEDD, Shape
+from infodis.models.nets import SEDD, NetworkShape
 from infodis.models.nets.network import Features, Places, Tokens
 from infodis.models.options import ModelOptions
 
@@ -41,7 +41,7 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
     columns, width, condition, blocks, heads = needed(
         config, "vocab_size", "hidden_dim", "cond_dim", "n_blocks", "n_heads"
     )
-    shape = Shape(width=width, blocks=blocks, heads=heads, condition=condition)
+    shape = NetworkShape(width=width, blocks=blocks, heads=heads, condition=condition)
     check_weights(directory, config)
     with torch.device("meta"):
         network = MDLM(columns - 1, shape, scaled=False)

@@ -3,5 +3,5 @@
 from infodis.models.nets.radd import RADD as RADD
 from infodis.models.nets.sedd import SEDD as SEDD
 from infodis.models.nets.transformer import SIZES as SIZES
-from infodis.models.nets.transformer import Shape as Shape
+from infodis.models.nets.transformer import NetworkShape as NetworkShape
 from infodis.models.nets.transformer import initialise as initialise

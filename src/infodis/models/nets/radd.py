@@ -13,13 +13,21 @@ from torch import Tensor, nn
 
 from infodis.errors import InputError
 from infodis.models.nets.network import Features, Network, Places, Tokens
-from infodis.models.nets.transformer import Embedding, Hidden, Rotation, Shape, attend, feed_forward, rotation
+from infodis.models.nets.transformer import (
+    Embedding,
+    Hidden,
+    NetworkShape,
+    Rotation,
+    attend,
+    feed_forward,
+    rotation,
+)
 
 
 class RADD(Network):
     """Tokens 0 .. vocab_size - 1 are data, token vocab_size is the mask."""
 
-    def __init__(self, vocab_size: int, shape: Shape) -> None:
+    def __init__(self, vocab_size: int, shape: NetworkShape) -> None:
         super().__init__()
         self.vocab_size = self.tokens = self.mask_token = vocab_size
         self.shape = shape
@@ -27,7 +35,7 @@ class RADD(Network):
         if shape.positions:
             self.position_embed = nn.Parameter(torch.zeros(shape.positions, shape.width))
         self.blocks = nn.ModuleList([Block(shape) for _ in range(shape.blocks)])
-        self.output_layer = Output(shape.width, vocab_size + 1)
+        self.output_layer = OutputLayer(shape.width, vocab_size + 1)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "rows length vocab"]:
         return self.log_conditionals(tokens)
@@ -56,7 +64,7 @@ class RADD(Network):
 class Block(nn.Module):
     """Attention, then a feed-forward layer, each normalised before and added after."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.heads = shape.heads
         self.norm1 = nn.LayerNorm(shape.width)
@@ -75,7 +83,7 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
-class Output(nn.Module):
+class OutputLayer(nn.Module):
     """Normalise and project to logits. Starts at zero: every token equally likely."""
 
     def __init__(self, width: int, tokens: int) -> None:

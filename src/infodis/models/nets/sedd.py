@@ -9,7 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from infodis.models.nets.network import Features, Network, Places, Tokens
-from infodis.models.nets.transformer import Embedding, Hidden, Rotation, Shape, attend, feed_forward, rotation
+from infodis.models.nets.transformer import (
+    Embedding,
+    Hidden,
+    NetworkShape,
+    Rotation,
+    attend,
+    feed_forward,
+    rotation,
+)
 from infodis.noise.schedule import log_expm1
 
 Noise = Literal["absorbing", "uniform"]
@@ -30,7 +38,9 @@ class SEDD(Network):
     as in the row.
     """
 
-    def __init__(self, vocab_size: int, shape: Shape, *, noise: Noise = "absorbing", scaled: bool = True) -> None:
+    def __init__(
+        self, vocab_size: int, shape: NetworkShape, *, noise: Noise = "absorbing", scaled: bool = True
+    ) -> None:
         super().__init__()
         self.vocab_size = self.tokens = self.mask_token = vocab_size
         self.shape, self.noise = shape, noise
@@ -90,7 +100,7 @@ class TimeEmbedding(nn.Module):
 class ModulatedBlock(nn.Module):
     """RADD's block, with shifts, scales and gates that depend on the noise and start at zero."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
         self.heads = shape.heads
         self.norm1 = nn.LayerNorm(shape.width, bias=False)
@@ -112,7 +122,7 @@ class ModulatedBlock(nn.Module):
 class ModulatedOutput(nn.Module):
     """Normalise, shift and scale by the noise; `linear` then projects to log-scores."""
 
-    def __init__(self, shape: Shape, states: int) -> None:
+    def __init__(self, shape: NetworkShape, states: int) -> None:
         super().__init__()
         self.norm_final = nn.LayerNorm(shape.width, bias=False)
         self.linear = _zero(nn.Linear(shape.width, states))

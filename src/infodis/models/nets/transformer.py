@@ -26,7 +26,7 @@ def check_wholes(shape: Any, *names: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class NetworkShape:
     """How large a network is."""
 
     width: int
@@ -55,9 +55,9 @@ class Shape:
 
 
 SIZES = {
-    "tiny": Shape(width=192, blocks=4, heads=6),
-    "small": Shape(width=768, blocks=12, heads=12, dropout=0.02),
-    "medium": Shape(width=1024, blocks=24, heads=16, dropout=0.02),
+    "tiny": NetworkShape(width=192, blocks=4, heads=6),
+    "small": NetworkShape(width=768, blocks=12, heads=12, dropout=0.02),
+    "medium": NetworkShape(width=1024, blocks=24, heads=16, dropout=0.02),
 }
 """`small` and `medium` are those of the RADD and SEDD papers (SEDD trains with dropout 0.1); `tiny` is ours."""
 
@@ -73,7 +73,7 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.embedding)
 
 
-def feed_forward(shape: Shape) -> nn.Sequential:
+def feed_forward(shape: NetworkShape) -> nn.Sequential:
     """Two layers, wider between them."""
     inner = shape.feed * shape.width
     return nn.Sequential(nn.Linear(shape.width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, shape.width))
