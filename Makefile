@@ -26,7 +26,7 @@ test-browser: $(STAMP)  ## reports in a real browser: Debian's chromium, install
 		|| { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qq --yes --no-install-recommends chromium; } \
 		|| { echo "Browser tests need chromium, and apt-get could not install it. Install it by hand, then try again." >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
-	$(BIN)/python -m pytest -q tests/browser
+	$(BIN)/python -m pytest -q tests/apps/browser
 
 test-transformers-4: pyproject.toml constraints.txt  ## models of transformers, with its last version 4
 	$(PYTHON) -m venv .venv-4

@@ -863,7 +863,7 @@ MUTATIONS = (
         "apps/audit/separation.py",
         "torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)",
         "2 * torch.searchsorted(ordered, values)",
-        ("test_separation.py::test_values_against_peers",),
+        ("apps/test_separation.py::test_values_against_peers",),
     ),
     Mutation(
         "given-labelling-forgotten",
@@ -871,7 +871,7 @@ MUTATIONS = (
         "apps/audit/separation.py",
         "(1 + extreme) / (1 + count)",
         "extreme / count",
-        ("test_separation.py::test_forgetting_the_given_labelling_is_caught",),
+        ("apps/test_separation.py::test_forgetting_the_given_labelling_is_caught",),
     ),
     Mutation(
         "conformal-row-forgotten",
@@ -879,7 +879,7 @@ MUTATIONS = (
         "apps/audit/separation.py",
         "(1 + higher).double() / (len(reference) + 1)",
         "higher.double() / len(reference)",
-        ("test_separation.py::test_conformal_p_values_against_enumeration",),
+        ("apps/test_separation.py::test_conformal_p_values_against_enumeration",),
     ),
     Mutation(
         "permuted-across-clusters",
@@ -887,7 +887,7 @@ MUTATIONS = (
         "apps/audit/separation.py",
         "dtype=torch.float64) + block",
         "dtype=torch.float64) + 0 * block",
-        ("test_separation.py::test_clustered_p_values_against_enumeration",),
+        ("apps/test_separation.py::test_clustered_p_values_against_enumeration",),
     ),
     Mutation(
         "many-features-unadjusted",
@@ -895,7 +895,7 @@ MUTATIONS = (
         "apps/audit/separation.py",
         "(len(p_values) - place) * p_values[n]",
         "p_values[n]",
-        ("test_separation.py::test_adjusted_p_values_against_peer",),
+        ("apps/test_separation.py::test_adjusted_p_values_against_peer",),
     ),
 )
 

@@ -1,6 +1,6 @@
 """The pictures of docs/audit.md, from a report.
 
-python tests/browser/screenshots.py out/audit/shuffled-against-text8/report.html --out docs/images
+python tests/apps/browser/screenshots.py out/audit/shuffled-against-text8/report.html --out docs/images
 """
 
 import argparse
