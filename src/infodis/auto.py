@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.design import (
-    FEWEST_REPLICATES,
     LONGEST_ENUMERATION,
     Enumerate,
     Keys,
@@ -44,17 +43,15 @@ class Auto(MaskDesign):
     """The default: `Enumerate` if it fits the budget, else `Tiled`, or `Orders` if a pilot finds that it varies less.
 
     `Orders` is exact when the conditionals of a predictor agree with each other, and poor when they do not. The pilot
-    looks at a **star**: a mask of half of the target, and the same mask with one of a few positions revealed. Revealing
-    b changes the surprisal of a by some amount, revealing a changes that of b by another; if the conditionals agree,
-    the two amounts are equal [eq:commutator]. The mean square of their difference predicts the variance of `Orders`;
-    the mean square of all changes, which is how much surprisals depend on what is visible, predicts that of `Tiled`
-    [eq:auto]. The revealed positions are two runs of neighbours, so that pairs are near and far. Large budgets pay for
-    more stars.
+    looks at **stars**: a mask, and the same mask with one of a few positions revealed. Revealing b changes the
+    surprisal of a by some amount, revealing a changes that of b by another; if the conditionals agree, the two amounts
+    are equal [eq:commutator]. The mean square of their difference predicts the variance of `Orders`; their own mean
+    square, which is how much surprisals depend on what is visible, predicts that of `Tiled` [eq:auto]. Stars reveal
+    neighbours and positions far apart in turn, of masks of all sizes.
 
-    `Orders` is taken if its predicted variance is below `margin` times that of `Tiled`: predictions are off by factors
-    of two, and a wrong `Orders` costs more than a wrong `Tiled`. The margin is stricter for a star of few positions.
-    Orders come with their reverses where four such pairs fit, which takes out of their variance what depends on the
-    order of pairs alone.
+    `Orders` is taken only if its predicted variance is below `margin` times that of `Tiled`: predictions are off by
+    factors of two, and a wrong `Orders` costs more than a wrong `Tiled`. Orders come with their reverses where eight
+    such pairs fit, which takes out of their variance what depends on the order of pairs alone.
 
     The pilot's masks are fixed, not drawn, and its rows do not enter the estimate: looking at them cannot bias it. They
     count towards the budget. Only where that leaves `Orders` less than two orders, the pilot comes on top, by at most
@@ -62,7 +59,7 @@ class Auto(MaskDesign):
     """
 
     tiled: Tiled = Tiled()
-    margin: float = 0.8
+    margin: float = 0.4
 
     def __post_init__(self) -> None:
         if not 0 < self.margin < math.inf:
@@ -87,7 +84,7 @@ class Auto(MaskDesign):
         if length < 4 or rows < smallest or isinstance(self._blind(length, rows), Enumerate):
             return torch.zeros(0, length, dtype=torch.bool)
         leaves = LEAVES if length >= 12 and rows >= max(64, smallest + LEAVES + 1) else 3
-        stars = max(1, min(4, rows // (24 * (1 + leaves)), (rows - smallest) // (1 + leaves)))
+        stars = max(1, min(4, rows // (12 * (1 + leaves)), (rows - smallest) // (1 + leaves)))
         return _stars(length, stars, leaves)[0].flatten(0, 1)
 
     def settle(
@@ -99,20 +96,14 @@ class Auto(MaskDesign):
         left = max(rows - spent, Orders().smallest(length))
         difference, change, spread = _disagreement(length, surprisal)
         pairs = 0 if precision is not None else (left - 1) // (2 * (length - 1))
-        orders = Orders(antithetic=pairs >= FEWEST_REPLICATES)
-        each = length / 4 * difference * (0.55 if orders.antithetic else 1.0)
+        orders = Orders(antithetic=pairs >= 8)  # a few pairs leave too many rows over
+        each = length / 4 * difference * (0.75 if orders.antithetic else 2.0)
         predicted = each / (pairs if orders.antithetic else (left - 1) // (length - 1))
-        typical = length / left * max(length * change * (0.1 + 0.4 * length / left), spread / 4)  # [eq:auto]
-        margin = self.margin * _leaves(length, spent) / LEAVES
-        enough = precision is None or 2 * each <= precision**2  # so that the fewest replicates will do
-        if enough and (predicted <= NEGLIGIBLE or predicted < margin * typical):  # false if one is not a number
+        typical = length / left * max(length * change * (0.12 + 0.5 * length / left), spread / 4)  # [eq:auto]
+        enough = precision is None or each <= precision**2  # so that the fewest replicates will do
+        if enough and (predicted <= NEGLIGIBLE or predicted < self.margin * typical):  # false if one is not a number
             return orders, left
         return self.tiled, max(rows - spent, 2)
-
-
-def _leaves(length: int, rows: int) -> int:
-    """How many positions each star of a pilot of so many rows reveals."""
-    return LEAVES if length >= 12 and rows % (1 + LEAVES) == 0 else 3
 
 
 @functools.lru_cache(maxsize=64)
@@ -121,33 +112,36 @@ def _stars(
 ) -> tuple[Bool[Tensor, "stars rows length"], Int[Tensor, "stars leaves"]]:
     """Fixed masks for a pilot: stars of a mask and `leaves` masks with one position revealed, and these positions.
 
-    They are two runs of neighbours, one in each half of the target.
+    Every other star reveals neighbours; the others reveal positions spread over the target.
     """
     place = (torch.arange(count) + 0.5).unsqueeze(-1) / count
-    middle, first = length // 2, (leaves + 1) // 2
-    runs = [(0, middle, first), (middle, length, leaves - first)]
-    revealed = torch.cat([a + (place * (b - a - run + 1)).long() + torch.arange(run) for a, b, run in runs], dim=1)
+    near = (place * (length - leaves + 1)).long() + torch.arange(leaves)
+    far = ((torch.arange(leaves) + place) * length / leaves).long().clamp(max=length - 1)
+    revealed = torch.where(torch.arange(count).unsqueeze(-1) % 2 == 0, near, far)
     keys = uniforms(count, length, generator=stream(0, "pilot", length))
     turn = ranks(keys.scatter(1, revealed, -1.0))
-    base = (turn < max(leaves, middle)).unsqueeze(1)
+    shares = torch.tensor([0.5, 0.4, 0.8, 0.6])[:count].unsqueeze(-1)
+    base = (turn < (shares * length).round().clamp(min=leaves)).unsqueeze(1)
     return torch.cat([base, base & (revealed.unsqueeze(-1) != torch.arange(length))], dim=1), revealed
 
 
 def _disagreement(length: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple[float, float, float]:
-    """What a pilot saw: mean squares of commutators between revealed positions, and of all changes [eq:commutator].
+    """What a pilot saw: mean squares of commutators and of the changes that they are differences of [eq:commutator].
 
     And the variance of surprisals within a row: a pilot may meet places where nothing changes. The change of a by b is
     f(M, a) - f(M - b, a); the commutator is the change of a by b less that of b by a.
     """
-    leaves = _leaves(length, surprisal.shape[0])
+    leaves = LEAVES if length >= 12 and surprisal.shape[0] % (1 + LEAVES) == 0 else 3
     rows = surprisal.unflatten(0, (-1, 1 + leaves))
     masks, revealed = _stars(length, rows.shape[0], leaves)
-    changes = rows[:, :1] - rows[:, 1:]
-    between = changes.gather(2, revealed.unsqueeze(1).expand(-1, leaves, -1))
-    commutators = (between - between.transpose(1, 2))[:, ~torch.eye(leaves, dtype=torch.bool)]
+    revealed = revealed.unsqueeze(1).expand(-1, 1 + leaves, -1)
+    at = rows.gather(2, revealed)
+    changes = at[:, :1] - at[:, 1:]
+    others = ~torch.eye(leaves, dtype=torch.bool)
+    commutators = (changes - changes.transpose(1, 2))[:, others]
     inside = [row[mask] for row, mask in zip(rows[:, 0], masks[:, 0], strict=True)]
     spread = torch.stack([row.var() for row in inside]).mean()
-    return float(commutators.square().mean()), float(changes[masks[:, 1:]].square().mean()), float(spread)
+    return float(commutators.square().mean()), float(changes[:, others].square().mean()), float(spread)
 
 
 NAMED: dict[str, MaskDesign] = {
