@@ -9,7 +9,7 @@ import functools
 import math
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.control import Control, fold_bounds, neighbour_maps, predict
@@ -89,6 +89,13 @@ class Sample:
             self.items, self.names, self.batch, Enumerate(), layout, control=None, seed=self.seed, seen=self.seen
         )
 
+    def head(self, count: int) -> "Sample":
+        """The first `count` replicates alone."""
+        rows = count * self.layout.rows
+        masked, surprisal = (part[:, : self.skip + rows] for part in (self.seen.masked, self.seen.surprisal))
+        seen = dataclasses.replace(self.seen, masked=masked, surprisal=surprisal)
+        return dataclasses.replace(self, weight=self.weight[:, :rows], seen=seen)
+
     def extend(self, count: int) -> "Coroutine[Sample]":
         """Draw further replicates, `count` in all, each from the stream of its item and number."""
         length, more = self.weight.shape[-1], range(self.count, count)
@@ -97,8 +104,19 @@ class Sample:
         paths = [(name, replicate) for name in self.names for replicate in more]
         masked, weight = self.design.masks(*numbers_of(length, self.layout, seed=self.seed, paths=paths))
         shape = (len(self.names), len(more) * self.layout.rows, length)
-        seen = yield from self.seen.extend(self.batch, masked.reshape(shape))
-        return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.reshape(shape)], dim=1))
+        return (yield from self.add(masked.reshape(shape), weight.reshape(shape)))
+
+    def add(
+        self, masked: Bool[Tensor, "items rows target"], weight: Float64[Tensor, "items rows target"]
+    ) -> "Coroutine[Sample]":
+        """The same with further replicates, drawn elsewhere."""
+        seen = yield from self.seen.extend(self.batch, masked)
+        return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight], dim=1))
+
+    @property
+    def impossible(self) -> Bool[Tensor, " items"]:
+        """Where a probability of zero was met. Rows of a pilot count: one is enough."""
+        return self.seen.surprisal.isinf().flatten(1).any(1)
 
     def combine(
         self, first: int | None = None
@@ -107,27 +125,33 @@ class Sample:
 
         `first` replicates alone decide on a control and on errors, where the others were drawn because of them.
         """
-        masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
-        impossible = self.seen.surprisal.isinf().flatten(1).any(1)  # the pilot's rows count: one is enough
-        finite = torch.where(surprisal.isinf(), 0.0, surprisal)
-        terms = self.weight * finite
-        if self.control is not None and not self.design.telescoping and self.count > 1:
-            terms = self._controlled(self.control, masked, finite, first or self.count)
-        per_replicate = terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
+        folds = fold_bounds(first or self.count, self.layout.rows) if self.count > 1 else []
+        per_replicate = self.per_replicate(folds)
         values, credits = per_replicate.sum(-1), per_replicate.mean(1)
         errors = standard_error(per_replicate[:, :first], dim=1)
         if first is not None:
             errors = errors * (stein_factor(first) * math.sqrt(first / self.count))
-        values[impossible] = math.inf
+        values[self.impossible] = math.inf
         infinite = self.seen.surprisal.isinf().any(1)
         return values, torch.where(infinite, math.inf, credits), torch.where(infinite, 0.0, errors)
 
+    def per_replicate(self, folds: list[tuple[int, int]]) -> Float64[Tensor, "items replicates target"]:
+        """What every position adds to every replicate, less a control that is fitted across folds of rows, if any.
+
+        Infinite surprisals count as nothing: see `impossible`.
+        """
+        masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
+        finite = torch.where(surprisal.isinf(), 0.0, surprisal)
+        terms = self.weight * finite
+        if self.control is not None and not self.design.telescoping and folds:
+            terms = self._controlled(self.control, masked, finite, folds)
+        return terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
+
     def _controlled(
-        self, control: Control, masked: Tensor, surprisal: Tensor, first: int
+        self, control: Control, masked: Tensor, surprisal: Tensor, folds: list[tuple[int, int]]
     ) -> Float64[Tensor, "items rows target"]:
         """Weighted residuals, plus each row's share of the known mean [eq:control]."""
         maps = neighbour_maps(self.batch.target, control.offsets)
-        folds = fold_bounds(first, self.layout.rows)
         step = max(1, CONTROL_CHUNK // masked[0].numel())
         parts = []
         for block in zip(*(values.split(step) for values in (masked, self.weight, surprisal, maps)), strict=True):

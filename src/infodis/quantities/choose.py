@@ -35,15 +35,16 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.auto import Auto
-from infodis.control import Control, Neighbours, neighbour_maps, predict
+from infodis.control import Control, Neighbours
 from infodis.design import Enumerate, Keys, Layout, Levels, MaskDesign, PowerCount, StratifiedCount, Tiled, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request
-from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run
+from infodis.evaluate import Batching, Coroutine, ItemBatch, run
 from infodis.item import Item, Positions, Tokens, read_items
 from infodis.predictor import Predictor
 from infodis.result import Measured
 from infodis.rng import check_seed, key, stream
+from infodis.sample import Sample
 
 FEWEST = 8
 """Replicates before the first look. With fewer than seven [eq:race] cannot reach 100."""
@@ -287,38 +288,39 @@ class Numbers:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runner:
-    """One distinct item in the race: what was seen of it, and its replicates."""
+    """One distinct item in the race: its sample, and the value of every replicate."""
 
-    race: Race
-    item: Item
     columns: Int[Tensor, " target"]
-    rows: int
-    """Of a replicate."""
-    batch: ItemBatch
-    seen: Observations
-    weight: Float64[Tensor, "rows target"]
+    """The number of every position's key among the shared ones."""
+    sample: Sample
     values: Float64[Tensor, " replicates"]
 
     @staticmethod
     def begin(predictor: Predictor, item: Item, columns: Int[Tensor, " target"], race: Race) -> "Runner":
-        target = item.target.numel()
-        rows = race.each(target)
-        batch, seen = ItemBatch.of(predictor, [item]), Observations.none(1, target)
-        nothing = torch.zeros(0, dtype=torch.float64)
-        return Runner(race, item, columns, rows, batch, seen, nothing.view(0, target), nothing)
+        rows = race.each(item.target.numel())
+        design = Enumerate() if rows == 2 ** item.target.numel() - 1 else race.design
+        layout = Layout(1 if isinstance(design, Enumerate) else race.evaluations // rows, rows)
+        batch = ItemBatch.of(predictor, [item])
+        sample = Sample.of([item], [item.key], batch, design, layout, control=race.control, seed=0)
+        return Runner(columns, sample, torch.zeros(0, dtype=torch.float64))
+
+    @property
+    def rows(self) -> int:
+        """Of a replicate."""
+        return self.sample.layout.rows
 
     @property
     def exact(self) -> bool:
         """Whether a replicate holds all masks."""
-        return self.rows == 2 ** self.item.target.numel() - 1
+        return isinstance(self.sample.design, Enumerate)
 
     @property
     def impossible(self) -> bool:
-        return bool(self.seen.surprisal.isinf().any())
+        return bool(self.sample.impossible)
 
     @property
     def cost(self) -> int:
-        return int(self.seen.cost[0])
+        return int(self.sample.seen.cost[0])
 
     def choice(self, size: float) -> Choice:
         """Where it stands."""
@@ -328,37 +330,22 @@ class Runner:
     def go(self, shared: Numbers, replicates: range) -> "Coroutine[Runner]":
         """The same after some more replicates."""
         if self.exact:
-            return (yield from self._enumerated())
+            sample = yield from self.sample.extend(1)
+            return dataclasses.replace(self, sample=sample, values=sample.values[0])
         levels, keys = shared.draw(replicates)
-        masked, weight = self.race.design.masks(levels[:, : self.rows], keys[:, : self.rows, self.columns])
-        seen = yield from self.seen.extend(self.batch, masked.flatten(0, 1).unsqueeze(0))
-        grown = dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight.flatten(0, 1)]))
+        masked, weight = self.sample.design.masks(levels[:, : self.rows], keys[:, : self.rows, self.columns])
+        sample = yield from self.sample.add(*(part.flatten(0, 1).unsqueeze(0) for part in (masked, weight)))
+        grown = dataclasses.replace(self, sample=sample)
         fresh = [grown._values(block) for block in _blocks(replicates)]
         return dataclasses.replace(grown, values=torch.cat([self.values, *fresh]))
 
-    def _enumerated(self) -> "Coroutine[Runner]":
-        if self.values.numel():
-            return self
-        blank = torch.zeros(1, self.rows, self.item.target.numel(), dtype=torch.float64)
-        masked, weight = Enumerate().masks(blank[..., 0], blank)
-        seen = yield from self.seen.extend(self.batch, masked)
-        return dataclasses.replace(self, seen=seen, values=(weight * seen.surprisal).sum().reshape(1))
-
     def _values(self, replicates: range) -> Float64[Tensor, " replicates"]:
         """Of some replicates, less what a control makes of the rows before them [eq:control]."""
-        past, end = replicates.start * self.rows, replicates.stop * self.rows
-        masked, weight, surprisal = self.seen.masked[0, :end], self.weight[:end], self.seen.surprisal[0, :end]
-        control = self.race.control
         if self.impossible:
             return torch.full((len(replicates),), math.inf, dtype=torch.float64)
-        terms = (weight * surprisal)[past:]
-        if control is not None and not self.race.design.telescoping and past:
-            rows = (part.T.contiguous().unsqueeze(0) for part in (masked, weight, surprisal))
-            maps = neighbour_maps(self.item.target.unsqueeze(0), control.offsets)
-            found = predict(control, *rows, folds=[(0, past), (past, end)], maps=maps)
-            prediction, mean = (part[0].T[past:] for part in found)
-            terms = terms - weight[past:] * prediction + mean / self.rows
-        return terms.unflatten(0, (len(replicates), self.rows)).sum((1, 2))
+        past, end = replicates.start * self.rows, replicates.stop * self.rows
+        folds = [(0, past), (past, end)] if past else []
+        return self.sample.head(replicates.stop).per_replicate(folds)[0, replicates.start :].sum(-1)
 
 
 def _blocks(replicates: range) -> Iterator[range]:
