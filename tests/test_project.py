@@ -1,7 +1,6 @@
 """The project's own rules: imports point one way, no hidden randomness, equations have tags, commands answer."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -9,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from mutations import MUTATIONS
-from typer.testing import CliRunner
 
-from infodis.cli import app
 from infodis.rng import key
 
 ROOT = Path(__file__).parents[1]
@@ -180,29 +177,6 @@ def test_mutations_find_their_lines_and_their_tests():
         assert one.found(ROOT) == 1, f"{one.name}: move the mutation with the line that it replaces"
         for file, test in (name.partition("[")[0].split("::") for name in one.tests):
             assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{one.name}: {test} is not in {file}"
-
-
-def test_bench_commands(tmp_path):
-    runner = CliRunner()
-    done = runner.invoke(app, ["bench", "ratio", "--runs", "2", "--rows", "32", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    records = [json.loads(line) for line in (tmp_path / "ratio.jsonl").read_text().splitlines()]
-    assert {r["pair"] for r in records} == {"edited", "edited, shorter", "unrelated", "unrelated, shorter"}
-    assert runner.invoke(app, ["bench", "variance", "--rows", "3"]).exit_code == 2
-    assert runner.invoke(app, ["version"]).output.strip()
-    for command in (["--help"], ["bench", "--help"], ["bench", "variance", "--help"]):
-        assert runner.invoke(app, command).exit_code == 0
-
-
-def test_variance_figure(tmp_path):
-    from infodis.apps.bench.experiments import variance
-    from infodis.apps.bench.figure import variance_figure
-    from infodis.apps.bench.problems import chain_problem
-    from infodis.figures import save_picture
-
-    found = list(variance([chain_problem(0.5, count=1, target=6)], rows=64, runs=3))
-    save_picture(variance_figure(found), tmp_path / "variance.svg")
-    assert "<svg" in (tmp_path / "variance.svg").read_text()[:600]
 
 
 def test_errors_of_the_command_line_are_one_line(tmp_path):

@@ -380,7 +380,7 @@ def test_ood_text8_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
         OodText8().run(Workspace(tmp_path, size="smoke", progress=stop))
     workspace = Workspace(tmp_path, size="smoke")
     found = OodText8().run(workspace)
-    _check_outcome(found)
+    _check_result(found)
     differ = found.numbers["estimators_differ"]
     # both are unbiased: over 20 texts, |t| > 5 happens once in 12,000 seeds
     assert abs(differ["value"]) < 5 * differ["standard_error"]
@@ -397,7 +397,7 @@ def test_ood_text8_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
 def test_audit_llada_runs_without_data(monkeypatch, tmp_path):
     workspace = Workspace(tmp_path, size="smoke")
     found = AuditLlada().run(workspace)
-    _check_outcome(found)
+    _check_result(found)
     numbers = found.numbers["own against encyclopedia"]
     assert numbers["share_of_pairs"]["low"] <= numbers["share_of_pairs"]["value"] <= numbers["share_of_pairs"]["high"]
     assert found.claims[-1].verdict == "not tested here"
@@ -407,7 +407,7 @@ def test_audit_llada_runs_without_data(monkeypatch, tmp_path):
     assert AuditLlada().run(workspace) == found
 
 
-def _check_outcome(found):
+def _check_result(found):
     json.dumps(found.numbers, allow_nan=False)
     assert found.about
     assert all(claim.paper and claim.found for claim in found.claims)

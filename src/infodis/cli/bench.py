@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,21 +42,20 @@ def bench_variance(
     temperatures = temperature or [0.5, 0.15]
     made = (problems.chain_problem(t, count=sequences) for t in temperatures)
     found = _collect("every design on every problem", experiments.variance(made, rows=rows, runs=runs), out, "variance")
-    for problem in dict.fromkeys(outcome.problem for outcome in found):
-        mine = [outcome for outcome in found if outcome.problem == problem]
-        reference = next(o for o in mine if o.design == experiments.BASELINE and o.control == "none")
-        table = Table(
-            "design", "control", "rows spent", "mean squared error", "times below paper", "bias", "z", "coverage"
-        )
-        for o in mine:
-            gain = reference.mean_squared_error / o.mean_squared_error if o.mean_squared_error > 1e-20 else float("inf")
-            spent = "" if o.control == "one plan" else f"{o.evaluations:.0f}"
-            coverage = "" if o.coverage is None else f"{o.coverage:.3f}"
-            control = o.control.split("(")[0]
-            numbers = (f"{o.mean_squared_error:.4g}", f"{gain:.3g}", f"{o.bias:+.3g}", f"{o.bias_z:+.1f}")
-            table.add_row(o.design, control, spent, *numbers, coverage)
-        table.title = f"{problem}: {rows} rows, {reference.runs} runs"
-        console.print(table)
+    for problem in dict.fromkeys(one.problem for one in found):
+        mine = [one for one in found if one.problem == problem]
+        paper = next(one for one in mine if one.design == experiments.BASELINE and one.control == "none")
+        columns: Columns = {
+            "design": lambda one: one.design,
+            "control": _control,
+            "rows spent": lambda one: "" if one.control == "one plan" else f"{one.evaluations:.0f}",
+            "mean squared error": lambda one: f"{one.mean_squared_error:.4g}",
+            "times below paper": lambda one: f"{_quotient(paper.mean_squared_error, one.mean_squared_error):.3g}",  # noqa: B023
+            "bias": lambda one: f"{one.bias:+.3g}",
+            "z": _z,
+            "coverage": lambda one: "" if one.coverage is None else f"{one.coverage:.3f}",
+        }
+        _print(mine, columns, f"{problem}: {rows} rows, {paper.runs} runs")
     _save(found, out, "variance")
     if out is not None:
         from infodis.apps.bench.figure import variance_figure
@@ -135,33 +134,20 @@ def bench_precision(
     found = _collect(
         "requests", experiments.precision(made, runs=runs, asked=asked or experiments.ASKED), out, "precision"
     )
-    titles = (
-        "asked",
-        "true error",
-        "SE^2 / error^2",
-        "coverage",
-        "z of bias",
-        "passes",
-        "fixed budget",
-        "ratio",
-        "capped",
-    )
-    table = Table("problem", "quantity", *titles, title=f"requested standard errors, {runs} runs")
-    for o in found:
-        table.add_row(
-            o.problem,
-            o.quantity,
-            f"{o.asked:g}",
-            f"{o.root_mean_square_error:.3f}",
-            f"{o.calibration:.2f}",
-            f"{o.coverage:.3f}",
-            f"{o.bias_z:+.1f}",
-            f"{o.evaluations:.0f}",
-            f"{o.fixed_evaluations:.0f}",
-            f"{o.evaluations / o.fixed_evaluations:.2f}",
-            f"{o.cap_reached:.2f}",
-        )
-    console.print(table)
+    columns: Columns = {
+        "problem": lambda one: one.problem,
+        "quantity": lambda one: one.quantity,
+        "asked": lambda one: f"{one.asked:g}",
+        "true error": lambda one: f"{one.root_mean_square_error:.3f}",
+        "SE^2 / error^2": lambda one: f"{one.calibration:.2f}",
+        "coverage": lambda one: f"{one.coverage:.3f}",
+        "z of bias": _z,
+        "passes": lambda one: f"{one.evaluations:.0f}",
+        "fixed budget": lambda one: f"{one.fixed_evaluations:.0f}",
+        "ratio": lambda one: f"{one.evaluations / one.fixed_evaluations:.2f}",
+        "capped": lambda one: f"{one.cap_reached:.2f}",
+    }
+    _print(found, columns, f"requested standard errors, {runs} runs")
     _save(found, out, "precision")
 
 
@@ -174,11 +160,16 @@ def bench_ratio(rows: Annotated[int, typer.Option(min=32)] = 64, runs: Runs = 20
     from infodis.apps.bench import experiments
 
     found = _collect("coupled and decoupled ratios", experiments.coupling(rows=rows, runs=runs), out, "ratio")
-    table = Table("sequences", "design", "control", "decoupled", "coupled", "times below", "z", title="variance")
-    for c in found:
-        numbers = (f"{c.decoupled:.4g}", f"{c.coupled:.4g}", f"{c.decoupled / c.coupled:.2f}", f"{c.bias_z:+.1f}")
-        table.add_row(c.pair, c.design, c.control.split("(")[0], *numbers)
-    console.print(table)
+    columns: Columns = {
+        "sequences": lambda one: one.pair,
+        "design": lambda one: one.design,
+        "control": _control,
+        "decoupled": lambda one: f"{one.decoupled:.4g}",
+        "coupled": lambda one: f"{one.coupled:.4g}",
+        "times below": lambda one: f"{one.decoupled / one.coupled:.2f}",
+        "z": _z,
+    }
+    _print(found, columns, "variance")
     _save(found, out, "ratio")
 
 
@@ -188,10 +179,12 @@ def bench_overhead(out: Out = None) -> None:
     from infodis.apps.bench import experiments
 
     found = _collect("timing", experiments.overhead(), out, "overhead")
-    table = Table("work", "seconds", "rate")
-    for timing in found:
-        table.add_row(timing.work, f"{timing.seconds:.2f}", f"{timing.rate:,.0f} {timing.unit}")
-    console.print(table)
+    columns: Columns = {
+        "work": lambda one: one.work,
+        "seconds": lambda one: f"{one.seconds:.2f}",
+        "rate": lambda one: f"{one.rate:,.0f} {one.unit}",
+    }
+    _print(found, columns)
     _save(found, out, "overhead")
 
 
@@ -206,21 +199,18 @@ def bench_throughput(
     from infodis.apps.bench.throughput import throughput
 
     found = _collect("today's way, then infodis", throughput(texts), out, "throughput")
-    table = Table("", *(side.way for side in found), "ratio", title=f"a BERT of 4 x 256, 30,522 tokens, {texts} texts")
     today, ours = found
-    for name, title, better in (
-        ("rows_per_second", "rows per second", ours.rows_per_second / today.rows_per_second),
-        ("peak_mebibytes", "peak memory beyond the model, MiB", today.peak_mebibytes / ours.peak_mebibytes),
-        ("standard_error", "standard error, nats", today.standard_error / ours.standard_error),
-        (
-            "seconds_to_standard_error",
-            "seconds a text to 0.5 nats",
-            today.seconds_to_standard_error / ours.seconds_to_standard_error,
-        ),
+    table = Table("", *(one.way for one in found), "ratio", title=f"a BERT of 4 x 256, 30,522 tokens, {texts} texts")
+    for name, title, higher_is_better in (
+        ("rows_per_second", "rows per second", True),
+        ("peak_mebibytes", "peak memory beyond the model, MiB", False),
+        ("standard_error", "standard error, nats", False),
+        ("seconds_to_standard_error", "seconds a text to 0.5 nats", False),
         ("overhead", "time outside forward passes", None),
     ):
-        values = (f"{getattr(side, name):,.3g}" for side in found)
-        table.add_row(title, *values, "" if better is None else f"{better:.2f}")
+        before, now = (getattr(one, name) for one in (today, ours))
+        better = "" if higher_is_better is None else f"{now / before if higher_is_better else before / now:.2f}"
+        table.add_row(title, f"{before:,.3g}", f"{now:,.3g}", better)
     console.print(table)
     _save(found, out, "throughput")
 
@@ -243,6 +233,30 @@ def bench_engine(
     table.add_row("the most after that, MiB", f"{found.mebibytes:.0f}")
     console.print(table)
     _save([found], out, "engine")
+
+
+Columns = dict[str, Callable[[Any], str]]
+"""Titles of columns, and what they show of a record."""
+
+
+def _print(records: Iterable[Any], columns: Columns, title: str | None = None) -> None:
+    table = Table(*columns, title=title)
+    for record in records:
+        table.add_row(*(show(record) for show in columns.values()))
+    console.print(table)
+
+
+def _control(record: Any) -> str:
+    """The name of a control, without its options."""
+    return str(record.control).split("(")[0]
+
+
+def _z(record: Any) -> str:
+    return f"{record.bias_z:+.1f}"
+
+
+def _quotient(above: float, below: float) -> float:
+    return above / below if below > 1e-20 else math.inf
 
 
 def _collect(what: str, records: Iterable[Any], out: Path | None, name: str) -> list[Any]:

@@ -121,14 +121,14 @@ def _check_document(document: Path, *, smoke: bool) -> None:
 
 
 def _one(experiment: "Experiment", workspace: "Workspace") -> "tuple[Experiment, ExperimentResult, Workspace]":
-    from infodis.apps.reproduce.writing import write_outcome
+    from infodis.apps.reproduce.writing import write_result
 
     progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})")
     workspace.directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with _Watching() as watching, locked(workspace.directory):
         result = experiment.run(dataclasses.replace(workspace, progress=watching))
-        write_outcome(experiment, result, workspace)
+        write_result(experiment, result, workspace)
     _show(experiment, result, workspace)
     progress_console.print(f"This run took {(time.monotonic() - start) / 60:.1f} minutes.")
     return experiment, result, workspace

@@ -63,7 +63,7 @@ class InstantScore(Score):
 
 
 @dataclasses.dataclass(frozen=True)
-class Load:
+class EngineResult:
     """What a run took."""
 
     rows: int
@@ -78,13 +78,13 @@ class Load:
 EARLY = 10_000
 
 
-def engine(rows: int, *, evaluations: int = 8) -> Load:
+def engine(rows: int, *, evaluations: int = 8) -> EngineResult:
     """Score so many short rows on one core, from a JSONL file to a JSONL file."""
     torch.set_num_threads(1)
     sizes: dict[int, float] = {}
 
-    def watch(state: State) -> None:
-        sizes[state.done] = resident_mebibytes()
+    def note_memory(state: State) -> None:
+        sizes[state.done] = memory_mebibytes()
 
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
@@ -97,11 +97,11 @@ def engine(rows: int, *, evaluations: int = 8) -> Load:
             executor=InProcess(),
         )
         begin = time.perf_counter()
-        run(plan, watch)
+        run(plan, note_memory)
         seconds = time.perf_counter() - begin
     early = max(size for done, size in sizes.items() if done <= max(EARLY, min(sizes)))
     late = max(size for done, size in sizes.items())
-    return Load(rows, seconds, rows / seconds, early, late)
+    return EngineResult(rows, seconds, rows / seconds, early, late)
 
 
 def _write(path: Path, rows: int) -> None:
@@ -113,10 +113,7 @@ def _write(path: Path, rows: int) -> None:
             file.write(json.dumps({"id": f"row-{number}", "text": text}) + "\n")
 
 
-def resident_mebibytes() -> float:
-    """Of this process, now."""
-    with open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) / 1024
-    raise OSError("/proc/self/status does not say how much memory is in use.")
+def memory_mebibytes(field: str = "VmRSS") -> float:
+    """Memory of this process as Linux counts it: VmRSS is held now, VmHWM was the most."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024

@@ -34,7 +34,7 @@ from infodis.item import Item
 from infodis.oracle import MarkovChain
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
 from infodis.quantities.ratio import Comparison, Ratio, Side, compare
-from infodis.result import Estimate, Replicated
+from infodis.result import Estimate, Measured, Replicated
 from infodis.rng import key, stream
 from infodis.testing import Tabulated
 
@@ -59,8 +59,8 @@ EQUAL = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What many runs of one estimator on one problem came to, averaged over the problem's items."""
+class DesignResult:
+    """Error, bias and coverage of one estimator on one problem, averaged over runs and the problem's items."""
 
     problem: str
     rows: int
@@ -82,7 +82,7 @@ def run_many(
     return estimate_items(table, [table.item] * runs, request, seed=seed, names=names)
 
 
-def measure(problem: Problem, request: Request, *, runs: int, name: str = "", seed: int = 0) -> Outcome:
+def measure(problem: Problem, request: Request, *, runs: int, name: str = "", seed: int = 0) -> DesignResult:
     """Error, bias and coverage of 95 % intervals over `runs` runs on every item."""
     errors, covered, spent = [], 0, 0
     for table in problem.tables:
@@ -94,21 +94,26 @@ def measure(problem: Problem, request: Request, *, runs: int, name: str = "", se
             spent += estimate.evaluations
     control = "none" if request.control is None else repr(request.control)
     error = torch.tensor(errors, dtype=torch.float64)
-    return _outcome(problem, request.rows, name or repr(request.design), control, error, spent, covered)
+    return _design_result(problem, request.rows, name or repr(request.design), control, error, spent, covered)
 
 
-def _outcome(
+def _design_result(
     problem: Problem, rows: int, design: str, control: str, error: Tensor, spent: float, covered: int | None
-) -> Outcome:
-    runs, bias = error.numel(), float(error.mean())
-    spread = float(error.std()) / math.sqrt(runs)
-    z = bias / spread if spread > 1e-9 else 0.0
+) -> DesignResult:
+    runs, bias = error.numel(), Measured.mean(error)
     mse = float(error.square().mean())
     share = None if covered is None else covered / runs
-    return Outcome(problem.name, rows, design, control, runs, spent / runs, mse, bias, z, share)
+    return DesignResult(problem.name, rows, design, control, runs, spent / runs, mse, bias.value, _z_score(bias), share)
 
 
-def measure_plan(problem: Problem, design: MaskDesign, *, rows: int, runs: int, name: str, seed: int = 0) -> Outcome:
+def _z_score(found: Measured, truth: float = 0.0) -> float:
+    """How many standard errors a number lies off; 0 where nothing is random."""
+    return (found.value - truth) / found.standard_error if found.standard_error > 1e-9 else 0.0
+
+
+def measure_plan(
+    problem: Problem, design: MaskDesign, *, rows: int, runs: int, name: str, seed: int = 0
+) -> DesignResult:
     """The design alone: all rows in one replicate, nothing subtracted. What a standard error costs is not in it."""
     errors = []
     for number, table in enumerate(problem.tables):
@@ -119,12 +124,12 @@ def measure_plan(problem: Problem, design: MaskDesign, *, rows: int, runs: int, 
             masked, weight = design.masks(*numbers(target, layout, generators[start : start + 250]))
             code = (masked * 2 ** torch.arange(target)).sum(-1)
             errors.append((weight * table.table[code]).sum((-1, -2)) - table.exact)
-    return _outcome(problem, rows, name, "one plan", torch.cat(errors), float("nan"), None)
+    return _design_result(problem, rows, name, "one plan", torch.cat(errors), float("nan"), None)
 
 
 def variance(
     problems: Iterable[Problem], *, rows: int, runs: int, control: Control = Neighbours()
-) -> Iterator[Outcome]:
+) -> Iterator[DesignResult]:
     """Every design at the same number of rows: alone, as `nll` runs it without a control, and with one."""
     for problem in problems:
         for name, design in DESIGNS.items():
@@ -135,7 +140,7 @@ def variance(
                 yield measure(problem, Request(design, subtracted, rows), runs=runs, name=name)
 
 
-def auto(problems: Iterable[Problem], *, budgets: Sequence[int], runs: int) -> Iterator[Outcome]:
+def auto(problems: Iterable[Problem], *, budgets: Sequence[int], runs: int) -> Iterator[DesignResult]:
     """`Auto` beside the two designs that it chooses from and LLaDA's sampler, where a budget is enough for them."""
     for problem in problems:
         for rows in budgets:
@@ -222,7 +227,7 @@ def _precise(
         math.sqrt(square),
         claimed / square if square > 1e-20 else float("nan"),
         covered / len(found),
-        float(error.mean() / error.std()) * math.sqrt(len(found)) if float(error.std()) > 1e-9 else 0.0,
+        _z_score(Measured.mean(error)),
         spent,
         _equally_good(square, fixed),
         sum(one.stopped == "cap reached" for one in found) / len(found),
@@ -278,7 +283,7 @@ def coupling(*, rows: int, runs: int, target: int = 12) -> Iterator[Coupling]:
                 request = Request(DESIGNS[name], control, rows)
                 together, apart = (ratios(table, below, request, shared, runs) for shared in (True, False))
                 truth = below.exact - table.exact
-                z = float((together.mean() - truth) / together.std()) * math.sqrt(runs)
+                z = _z_score(Measured.mean(together), truth)
                 label = "none" if control is None else repr(control)
                 yield Coupling(pair, name, label, rows, runs, float(apart.var()), float(together.var()), z)
 

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from infodis.apps.bench.engine import memory_mebibytes
 from infodis.apps.bench.peers import LladaSampler
 from infodis.design import numbers
 from infodis.errors import InputError
 from infodis.estimate import nll
 from infodis.models.loading import load
 from infodis.models.model import Model
-from infodis.result import Estimate
+from infodis.result import Estimate, Measured
 from infodis.rng import seed_global, stream
 
 MASK = 103
@@ -34,7 +35,7 @@ ASKED = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
+class ThroughputResult:
     """What one way of scoring took."""
 
     way: str
@@ -52,7 +53,7 @@ class Side:
     """Per text, to a standard error of half a nat."""
 
 
-def throughput(texts: int) -> Iterator[Side]:
+def throughput(texts: int) -> Iterator[ThroughputResult]:
     """Both ways, one after the other, on the same random BERT and the same random texts."""
     with tempfile.TemporaryDirectory() as place:
         _build(Path(place))
@@ -83,12 +84,12 @@ def _texts(count: int) -> list[Tensor]:
     return [torch.randint(1000, 30522, (n,), generator=stream(0, "text", k)) for k, n in enumerate(lengths)]
 
 
-def _measure(way: str, place: str, count: int) -> Side:
+def _measure(way: str, place: str, count: int) -> ThroughputResult:
     texts = _texts(count)
     model = load(place)
     score = _Ours(model) if way == "infodis" else _Today(model)
     model.log_conditionals(texts[0][None, :2])  # touches all weights
-    before = _memory("VmRSS")
+    before = memory_mebibytes()
     score.run(texts[:1])
     score.inside = 0.0
     _forget_peak()
@@ -96,23 +97,17 @@ def _measure(way: str, place: str, count: int) -> Side:
     rows, errors = score.run(texts)
     seconds = time.perf_counter() - begin
     middle = statistics.median(errors)
-    return Side(
+    return ThroughputResult(
         way=way,
         texts=count,
         rows=rows,
         seconds=seconds,
         rows_per_second=rows / seconds,
-        peak_mebibytes=max(0.1, _memory("VmHWM") - before),
+        peak_mebibytes=max(0.1, memory_mebibytes("VmHWM") - before),
         overhead=1 - score.inside / seconds,
         standard_error=middle,
         seconds_to_standard_error=score.seconds_to(ASKED, texts, rows / seconds, errors),
     )
-
-
-def _memory(name: str) -> float:
-    """What Linux counts of this process, in MiB: VmRSS is held now, VmHWM was the most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
 def _forget_peak() -> None:
@@ -160,7 +155,7 @@ class _Today:
             layout = sampler.layout(len(text), DRAWS)
             masked, weight = sampler.masks(*numbers(len(text), layout, generators))
             values = [self._batch(text, m, w) for m, w in zip(masked, weight, strict=True)]
-            errors.append(statistics.stdev(values) / math.sqrt(len(values)))
+            errors.append(Measured.mean(values).standard_error)
         return DRAWS * len(texts), errors
 
     def _batch(self, text: Tensor, masked: Tensor, weight: Tensor) -> float:

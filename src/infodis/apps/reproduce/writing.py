@@ -24,7 +24,7 @@ Done = tuple[Experiment, ExperimentResult, Workspace]
 MARKS = {"holds": "✓", "holds in part": "~", "undecided": "?", "does not hold": "✗", "not tested here": "–"}
 
 
-def write_outcome(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> None:
+def write_result(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> None:
     """outcome.json, figures/ and report.html in the directory of the workspace."""
     told = {
         "name": experiment.name,
