@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from infodis.jobs.jobs import ModelSpec
 
 from infodis.apps.audit.analysis import Audit, analyse, task_named
 from infodis.apps.audit.measure import AuditJob
@@ -42,7 +43,6 @@ from infodis.apps.reproduce.prompts import (
 )
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec, Reading
-from infodis.jobs.jobs import ModelSpec
 from infodis.jobs.local import InProcess
 from infodis.jobs.run import Plan, run
 from infodis.rng import stream

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 
 import torch
+from infodis.jobs.jobs import ModelSpec
+from infodis.jobs.work import Executor
 
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec
-from infodis.jobs.jobs import ModelSpec
 from infodis.jobs.local import Processes
 from infodis.jobs.ray import RayActors
 from infodis.jobs.run import Plan, State, run
 from infodis.jobs.scores import Score
-from infodis.jobs.work import Executor
 from infodis.rng import stream
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "

@@ -5,7 +5,6 @@ import os
 import time
 
 from infodis.apps.bench import engine
-from infodis.jobs.scores import Scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +17,6 @@ class InstantScore(engine.InstantScore):
     met: str = ""
     """A file that is made when the fatal row is met."""
 
-    def open(self):
-        return InstantScores(self, engine.instant(), "instant")
-
-
-class InstantScores(Scores):
     def score(self, rows):
         for row in rows:
             text = str(getattr(row, "fields", {}).get("text", ""))
@@ -30,7 +24,7 @@ class InstantScores(Scores):
                 time.sleep(0.2)
             while text.startswith("wait") and not os.path.exists(os.environ.get("INSTANT_GATE", os.curdir)):
                 time.sleep(0.1)
-            if text.startswith("fatal") and not os.path.exists(self.job.met):
-                open(self.job.met, "w").close()
+            if text.startswith("fatal") and not os.path.exists(self.met):
+                open(self.met, "w").close()
                 os._exit(9)
         return super().score(rows)

@@ -16,10 +16,11 @@ from infodis import evaluate
 from infodis.cli import app
 from infodis.device import resolve_device
 from infodis.errors import InputError
-from infodis.jobs.jobs import ModelSpec
 from infodis.models import checkpoint
 from infodis.models.doctor import examine, with_examples
 from infodis.models.nets import RADD, SEDD, NetworkShape, initialise
+from infodis.models.options import ModelOptions
+from infodis.models.spec import ModelSpec
 from infodis.noise.dse import from_denoiser, from_network, from_predictor, mdce
 from infodis.noise.process import Absorbing, Uniform
 from infodis.quantities.bounds import bounds
@@ -194,8 +195,12 @@ def test_auto_is_the_first_device_that_is_there(monkeypatch):
     for cuda, mps, expected in ((True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=cuda: there)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda there=mps: there)
-        assert resolve_device("auto") == ModelSpec("text8-tiny").device == expected
-        assert resolve_device("cuda:1") == ModelSpec("text8-tiny", device="cuda:1").device == "cuda:1"
+        assert resolve_device("auto") == ModelSpec("text8-tiny").options.device == expected
+        assert (
+            resolve_device("cuda:1")
+            == ModelSpec("text8-tiny", ModelOptions(device="cuda:1")).options.device
+            == "cuda:1"
+        )
     with pytest.raises(InputError, match="'nowhere' cannot be used"):
         infodis.load("dna-tiny", device="nowhere")
 

@@ -25,7 +25,7 @@ from infodis.files import (
 from infodis.jobs import store as stores
 from infodis.jobs.inputs import InputSpec
 from infodis.jobs.local import InProcess
-from infodis.jobs.run import Plan, run
+from infodis.jobs.run import RunPlan, run
 
 MINE = '{"text": "mine"}\n'
 
@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch):
 def score(rows, out, *, resume=True, settings=None, watch=lambda state: None):
     """As `infodis score` does, without a network to speak of."""
     job = InstantScore(request=Request(evaluations=2))
-    plan = Plan(out, job, InputSpec(str(rows), 1), InProcess(), settings or {}, resume=resume)
+    plan = RunPlan(out, job, InputSpec(str(rows), 1), InProcess(), settings or {}, resume=resume)
     return run(plan, watch)
 
 

@@ -21,10 +21,10 @@ import infodis
 from infodis.errors import InputError
 from infodis.jobs.inputs import (
     Entry,
+    InputSpec,
     Reading,
     Refused,
     Rejected,
-    cut,
     cutting,
     entries,
     field_names,
@@ -55,6 +55,10 @@ def put(directory, name, content) -> Path:
     path = directory / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
+
+
+def cut(path, work, *, rows, limit=None, format=None, fields=None):
+    return InputSpec(str(path), rows, limit, format, fields or {}).cut(work)
 
 
 def read(path, directory, *, rows=100, **options):
@@ -624,9 +628,9 @@ def test_killed_while_cutting_leaves_nothing_that_counts(tmp_path):
     rows = b"".join(b'{"id": %d, "text": "%d"}\n' % (n % 20_000, n) for n in range(30_000))
     path, work = put(tmp_path, "a.jsonl", rows), tmp_path / "work"
     code = (
-        "import os, signal, sys, threading; from pathlib import Path; from infodis.jobs.inputs import cut;"
+        "import os, signal, sys, threading; from pathlib import Path; from infodis.jobs.inputs import InputSpec;"
         "threading.Timer(float(sys.argv[3]), lambda: os.kill(os.getpid(), signal.SIGKILL)).start();"
-        "[cut(Path(sys.argv[1]), Path(sys.argv[2]), rows=100 + n) for n in range(1000)]"
+        "[InputSpec(sys.argv[1], 100 + n).cut(Path(sys.argv[2])) for n in range(1000)]"
     )
     for seconds in ("0.02", "0.3"):
         done = subprocess.run([sys.executable, "-c", code, str(path), str(work), seconds])
@@ -1092,9 +1096,9 @@ def test_rejected_rows_are_safe_to_print():
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from infodis.jobs.inputs import cut
+from infodis.jobs.inputs import InputSpec
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-made = cut(Path(sys.argv[1]), Path(sys.argv[2]), rows=256)
+made = InputSpec(sys.argv[1], 256).cut(Path(sys.argv[2]))
 good = sum(hasattr(one, "fields") for one in made)
 print(good, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

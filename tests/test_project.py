@@ -18,7 +18,8 @@ LAYERS = {
     "": [
         {"errors", "terminal"},
         {"rng"},
-        {"files", "device", "settings", "snapshot", "result"},
+        {"journal", "device", "settings", "snapshot", "result"},
+        {"files"},
         {"item", "predictor"},
         {"oracle", "design", "control", "evaluate"},
         {"auto", "sample"},
@@ -49,6 +50,7 @@ LAYERS = {
         {"files"},
         {"model"},
         {"loading", "doctor"},
+        {"spec"},
     ],
     "train": [{"losses", "token_files", "devices", "records"}, {"config"}, {"optimizers"}, {"loop"}, {"display"}],
     "apps": [{"report", "bench", "lm_eval"}, {"audit"}, {"reproduce"}],

@@ -17,7 +17,7 @@ from infodis.estimate import Request
 from infodis.jobs import store as stores
 from infodis.jobs.inputs import InputSpec
 from infodis.jobs.local import InProcess
-from infodis.jobs.run import Plan, run
+from infodis.jobs.run import RunPlan, run
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
@@ -56,10 +56,10 @@ def write_rows(path: Path, count: int, special: dict[int, object]) -> Path:
 
 def plan(rows, out, executor, job=InstantScore, **options):
     made = job(request=Request(evaluations=8), **options)
-    return Plan(
+    return RunPlan(
         out=out,
         job=made,
-        cut=InputSpec(str(rows), 7),
+        input=InputSpec(str(rows), 7),
         executor=executor,
         threads=1,
     )
@@ -180,7 +180,7 @@ def test_errors_of_workers_are_one_line(tmp_path):
             run(plan(rows, tmp_path / "none.jsonl", engine.RayActors(2), job=Broken))
         with pytest.raises(InfodisError, match="3 workers died of shard 0"):
             run(plan(rows, tmp_path / "poison.jsonl", engine.RayActors(1), job=Broken, poison=True))
-        with pytest.raises(InfodisError, match=r"No such file.*the same command goes on\.$"):
+        with pytest.raises(InfodisError, match=r"No such file.*rerun the same command to resume\.$"):
             run(plan(rows, tmp_path / "disk.jsonl", engine.RayActors(1), met=""))
         assert ray.is_initialized()
     finally:

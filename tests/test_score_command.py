@@ -235,7 +235,7 @@ def test_tokens_of_documents_must_not_change(tmp_path):
     path = tmp_path / "documents.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     spec = DocumentsSpec(InputSpec(str(path), 4), Windows(8), None, infodis.load("text8-tiny"))
-    made = spec(tmp_path)
+    made = spec.cut(tmp_path)
     expected = [window.item.tokens.tolist() for window in made.read(0)]
     tokens = tmp_path / "tokens.bin"
     content, written = bytearray(tokens.read_bytes()), tokens.stat().st_mtime_ns
@@ -244,7 +244,7 @@ def test_tokens_of_documents_must_not_change(tmp_path):
     with pytest.raises(InputError, match=r"Tokens in .* were changed meanwhile"):
         made.read(0)
     os.utime(tokens, ns=(0, written))  # another run takes over: it reads them
-    assert [window.item.tokens.tolist() for window in spec(tmp_path).read(0)] == expected
+    assert [window.item.tokens.tolist() for window in spec.cut(tmp_path).read(0)] == expected
 
 
 def test_sigterm_stops_within_seconds_and_the_rest_is_done_later(tmp_path):
@@ -262,7 +262,7 @@ def test_sigterm_stops_within_seconds_and_the_rest_is_done_later(tmp_path):
     _, told = process.communicate()
     assert process.returncode == 130
     assert time.monotonic() - begin < 10
-    assert "the same command goes on" in told
+    assert "rerun the same command to resume" in told
     assert len(list(work.glob("parts/*/0*.jsonl"))) >= 2
 
 

@@ -19,18 +19,19 @@ from infodis.control import Neighbours
 from infodis.design import Tiled
 from infodis.errors import InputError
 from infodis.estimate import Request
-from infodis.jobs.attributions import Attribute
-from infodis.jobs.choices import Choose
-from infodis.jobs.comparisons import Compare
+from infodis.jobs.attributions import AttributionJob
+from infodis.jobs.choices import ChoiceJob
+from infodis.jobs.comparisons import RatioJob
 from infodis.jobs.documents import DocumentsSpec
 from infodis.jobs.inputs import InputSpec
-from infodis.jobs.jobs import ModelSpec
-from infodis.jobs.rolling import Rolling
-from infodis.jobs.scores import Score
+from infodis.jobs.rolling import PerplexityJob
+from infodis.jobs.scores import ScoreJob
 from infodis.jobs.store import check_settings
 from infodis.models import checkpoint
 from infodis.models.files import locate
 from infodis.models.loading import load
+from infodis.models.options import ModelOptions
+from infodis.models.spec import ModelSpec
 from infodis.quantities.perplexity import Windows
 from infodis.settings import UNCOMPARED, settings_of
 
@@ -53,20 +54,20 @@ def models(tmp_path_factory):
 # Every field of every type
 
 
-ONE = ModelSpec("one", tokenizer="dna")
+ONE = ModelSpec("one", ModelOptions(tokenizer="dna"))
 VALUES = [
-    Score(ONE),
-    Compare(ONE, reference=ONE),
-    Choose(ONE),
-    Rolling(ONE, Request()),
-    Attribute(ONE),
+    ScoreJob(ONE),
+    RatioJob(ONE, reference=ONE),
+    ChoiceJob(ONE),
+    PerplexityJob(ONE, Request()),
+    AttributionJob(ONE),
     AuditJob(ONE, reference=ONE),
     InputSpec("rows.jsonl", 16),
     DocumentsSpec(InputSpec("rows.jsonl", 16), Windows(8), None, load("dna-tiny")),
 ]
 OTHER = {
-    "ModelSpec": {
-        "name": "other",
+    "ModelSpec": {"name": "other"},
+    "ModelOptions": {
         "device": "cpu:0",
         "dtype": "bfloat16",
         "tokenizer": "characters:TGCA",
@@ -93,11 +94,11 @@ OTHER = {
         "control": None,
         "chance": 0.0,
     },
-    "Score": {"seed": 1, "per_token": True},
-    "Compare": {"seed": 1, "coupled": False},
-    "Choose": {"seed": 1, "normalise": "token"},
-    "Rolling": {"seed": 1},
-    "Attribute": {"seed": 1},
+    "ScoreJob": {"seed": 1, "per_token": True},
+    "RatioJob": {"seed": 1, "coupled": False},
+    "ChoiceJob": {"seed": 1, "normalise": "token"},
+    "PerplexityJob": {"seed": 1},
+    "AttributionJob": {"seed": 1},
     "AuditJob": {"seed": 1},
     "InputSpec": {"shard_rows": 17, "limit": 3, "format": "text", "fields": {"text": "b"}},
     "Windows": {"length": 7, "stride": 3},
@@ -161,7 +162,7 @@ def test_a_tokenizer_is_known_by_its_content(models, tmp_path, monkeypatch):
     for pieces in ({"A": 0, "C": 1}, {"C": 0, "A": 1}):
         made = {"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": pieces, "unk_token": "A"}}
         (tmp_path / "words.json").write_text(json.dumps(made))
-        told.append(ModelSpec("one", tokenizer="words.json").settings()["tokenizer"])
+        told.append(ModelSpec("one", ModelOptions(tokenizer="words.json")).settings()["tokenizer"])
     assert len({plain["tokenizer"], *told}) == 3
 
 
@@ -172,7 +173,7 @@ ROW = {"prompt": "AC", "text": "GATTA", "other": "TTTT", "chosen": "GAT", "rejec
 FIXED = ["--tokenizer", "dna", "--threads", "1"]
 COMMANDS = ("score", "ratio", "choose", "perplexity", "attribute", "audit")
 CHANGES = {
-    "model": ["--model", "other"],
+    "name": ["--model", "other"],
     "tokenizer": ["--tokenizer", "characters:TGCA"],
     "device": ["--device", "cpu:0"],
     "dtype": ["--dtype", "bfloat16"],
@@ -203,7 +204,7 @@ CHANGES = {
     "stride": ["--stride", "3"],
     "windows": ["--windows", "1"],
 }
-CALLED = {"fields": "fields", "chat_template": "chat", "give_up": "chance"}
+CALLED = {"name": "model", "fields": "fields", "chat_template": "chat", "give_up": "chance"}
 """Settings that are not called like their options."""
 
 HARMLESS = {

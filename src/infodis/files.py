@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infodis.errors import InputError
+from infodis.journal import append_lines
 
 LOCK, MANIFEST = ".infodis.lock", ".infodis-manifest.jsonl"
 UNFINISHED = ".infodis-tmp."
@@ -223,14 +224,8 @@ def _note(path: Path, digest: str) -> None:
     """Add a line to the manifest of a directory, in one piece: others may add to it at the same time."""
     if digest in _written(path):
         return
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(path.parent / MANIFEST, flags, 0o666)
-    try:
-        head = b"" if os.fstat(handle).st_size else json.dumps(HEAD).encode()
-        os.write(handle, head + b"\n" + json.dumps({"file": path.name, "sha256": digest}).encode() + b"\n")
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    line = json.dumps({"file": path.name, "sha256": digest}).encode() + b"\n"
+    append_lines(path.parent / MANIFEST, line, json.dumps(HEAD).encode() + b"\n")
 
 
 # Directories to work in
@@ -243,26 +238,25 @@ def locked(directory: Path, *, name: str = LOCK, writes: Iterable[str] = ("*",))
     Its file stays, and says that the directory is ours. Without it there must be nothing of what will be written, which
     is given by patterns; a directory that may hold other things too needs a lock of another `name`.
     """
-    import fcntl
+    with _acquired(directory / name, writes):
+        yield
 
-    lock = directory / name
+
+def _acquired(lock: Path, writes: Iterable[str]) -> "filelock.AcquireReturnProxy":
+    """The lock, held. Whoever had it before may take it away with its directory: then both are made anew."""
+    import filelock
+
     while True:
         _make_ours(lock, writes)
         try:
-            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            return filelock.FileLock(lock, thread_local=False, fallback_to_soft=False).acquire(blocking=False)
         except FileNotFoundError:
-            continue  # whoever had the lock took the directory away
-        with os.fdopen(handle):
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            continue
+        except filelock.Timeout:
+            if lock.exists():
                 raise InputError(
-                    f"Another process is at work in {directory}. Wait until it ends, or choose another place."
+                    f"Another process is at work in {lock.parent}. Wait until it ends, or choose another place."
                 ) from None
-            if not _is_at(handle, lock):
-                continue
-            yield
-            return
 
 
 def _make_ours(lock: Path, writes: Iterable[str]) -> None:
@@ -284,10 +278,3 @@ def _make_ours(lock: Path, writes: Iterable[str]) -> None:
             f"{directory} was not made by infodis: it holds {foreign}, and no {lock.name}. Move it away, or choose "
             "another place."
         )
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False

@@ -15,6 +15,14 @@ def uncompared(reason: str) -> dict[str, str]:
     return {UNCOMPARED: reason}
 
 
+def option(default: Any, help: str, *flags: str, **more: Any) -> Any:
+    """A field that is an option of the command line too, under its own name or these flags.
+
+    More about it there: its limits `min` and `max`; its `kind`, where that is less than the type of the field.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "flags": flags, **more})
+
+
 class Named(abc.ABC):
     """Something that stands for what it names: not its fields are compared, but what they lead to."""
 

@@ -1,12 +1,10 @@
-"""What is on disk is what was written: files as they were at one moment, and JSON objects with a checksum."""
+"""Files as they were at one moment: whether they were changed since, and a hash of what they held."""
 
 import dataclasses
 import functools
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from infodis.errors import InputError
 
@@ -60,27 +58,3 @@ class Snapshot:
     def same(self, other: "Snapshot") -> bool:
         """Whether both hold the same. Content is read only where sizes or times differ: perhaps it is a copy."""
         return (self.states, self.more) == (other.states, other.more) or self.digest == other.digest
-
-
-CHECK = "check"
-
-
-def sealed(fields: dict[str, Any]) -> dict[str, Any]:
-    """A JSON object with a checksum of its other fields.
-
-    >>> unsealed(sealed({"nats": 1.5}))
-    {'nats': 1.5}
-    """
-    return {**fields, CHECK: _checksum(fields)}
-
-
-def unsealed(found: Any) -> dict[str, Any]:
-    """The fields of a sealed object; `ValueError` if one was changed."""
-    fields = {name: value for name, value in found.items() if name != CHECK} if isinstance(found, dict) else {}
-    if not fields or found.get(CHECK) != _checksum(fields):
-        raise ValueError("its checksum is wrong")
-    return fields
-
-
-def _checksum(fields: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -49,9 +49,9 @@ from infodis.design import TimeFree
 from infodis.errors import InputError
 from infodis.estimate import nll
 from infodis.jobs.inputs import Entry
-from infodis.jobs.jobs import ModelSpec
 from infodis.models.loading import load
 from infodis.models.model import Model
+from infodis.models.spec import ModelSpec
 from infodis.models.tokenizers import Characters, text8_style
 from infodis.result import Interval, Measured
 from infodis.rng import stream

@@ -14,9 +14,9 @@ import infodis
 from infodis.cli import app
 from infodis.design import Enumerate
 from infodis.errors import InputError
-from infodis.jobs.jobs import ModelSpec
 from infodis.models import adapters, checkpoint
 from infodis.models.files import locate, shipped
+from infodis.models.spec import ModelSpec
 from infodis.oracle import Table
 from infodis.rng import stream
 

@@ -1,6 +1,5 @@
 """`infodis attribute`: what every token costs, and how much every token of the prompt helps."""
 
-import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -10,10 +9,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, Seed, with_options
-from infodis.cli.running import execute, finish
+from infodis.cli.options import ReadingOptions, RunOptions, Seed, with_options
+from infodis.cli.running import finish, results
 from infodis.cli.screen import console
 from infodis.errors import InputError
+from infodis.models.spec import ModelSpec
 
 SHADES = ("", "on #fbe9e7", "on #ffccbc", "on #ffab91", "on #ff8a65", "on #ff7043")
 """From what is expected to what is not."""
@@ -27,7 +27,7 @@ STRONGEST, SURE = 12, 3.0
 
 @with_options
 def attribute(
-    models: ModelOptions,
+    model: ModelSpec,
     reading: ReadingOptions,
     running: RunOptions,
     input: Annotated[
@@ -51,22 +51,22 @@ def attribute(
     [bold]infodis report credits.jsonl --out credits.html[/bold]
     """
     from infodis.estimate import Request
-    from infodis.jobs.attributions import Attribute
+    from infodis.jobs.attributions import AttributionJob
     from infodis.jobs.inputs import InputSpec
 
     if (input is None) == (text is None):
         raise InputError("Give a file of rows, or a single text with --text: one of them.")
-    job = Attribute(models.spec(), Request(evaluations=evaluations), reading.reading(), seed)
+    job = AttributionJob(model, Request(evaluations=evaluations), reading.reading(), seed)
     rows = running.shard_rows or 16
     if input is not None:
-        cut = reading.input(input, shard_rows=rows, limit=running.limit)
-        execute(job, cut, running, reads=[input], tell=lambda found: _table(found, input))
+        file = reading.input(input, shard_rows=rows, limit=running.limit)
+        with results(job, file, running, reads=[input]) as found:
+            found.show(_table(found.numbers, input))
         return
     with tempfile.TemporaryDirectory() as scratch:
         source, out = Path(scratch) / "text.jsonl", running.out or Path(scratch) / "out.jsonl"
         source.write_text(json.dumps({"prompt": prompt, "text": text}) + "\n", encoding="utf-8")
-        options = dataclasses.replace(running, out=out)
-        finished = finish(job, InputSpec(str(source), rows), options, reads=[str(source)])
+        finished = finish(job, InputSpec(str(source), rows), running, out, reads=[str(source)])
         if finished.rejected is not None:
             raise InputError(json.loads(finished.rejected.read_text(encoding="utf-8"))["reason"])
         _show(json.loads(out.read_text(encoding="utf-8")))

@@ -8,11 +8,13 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from infodis.cli.options import ModelOptions, ReadingOptions, RunOptions, Seed, with_options
+from infodis.cli.options import ReadingOptions, RunOptions, Seed, with_options
 from infodis.cli.running import REJECTED, dry_run, finish, shard_rows
 from infodis.cli.screen import console, input_path, progress_console
 from infodis.errors import InputError
 from infodis.files import check_apart, check_own
+from infodis.models.spec import ModelSpec
+from infodis.settings import option
 
 if TYPE_CHECKING:
     from infodis.apps.audit.analysis import Audit
@@ -28,9 +30,7 @@ EVALUATIONS = 64
 class DirectoryOptions(RunOptions):
     """The same for a command that writes a directory."""
 
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A directory: records, statistics, figures, the report.")
-    ] = None
+    out: Path | None = option(None, "A directory: records, statistics, figures, the report.", "--out", "-o")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GroupInput:
 
 @with_options
 def audit(
-    models: ModelOptions,
+    model: ModelSpec,
     reading: ReadingOptions,
     running: DirectoryOptions,
     a: Annotated[str | None, typer.Argument(help="Rows of the first group; JSONL, CSV, TSV, Parquet or text.")] = None,
@@ -85,11 +85,11 @@ def audit(
     check_extra()
     asked = task_named(task)
     sides = _sides(asked.name, [a, b], [members, nonmembers], responses, names, asked.groups)
-    other = None if reference is None else models.spec(reference)
-    job = AuditJob(models.spec(), Request(evaluations=evaluations), reading.reading(), seed, other)
+    other = None if reference is None else dataclasses.replace(model, name=reference)
+    job = AuditJob(model, Request(evaluations=evaluations), reading.reading(), seed, other)
     if running.dry_run:
         for side in sides:
-            console.print(dry_run(job, _cut(side, job, reading, running), running))
+            console.print(dry_run(job, _rows(side, job, reading, running), running))
         return
     directory = _directory(running, [input_path(side.input) for side in sides])
     inputs = [side.input for side in sides]
@@ -165,7 +165,7 @@ def _directory(running: RunOptions, reads: list[Path]) -> Path:
     return running.out
 
 
-def _cut(side: GroupInput, job: "AuditJob", reading: ReadingOptions, running: RunOptions) -> "InputSpec":
+def _rows(side: GroupInput, job: "AuditJob", reading: ReadingOptions, running: RunOptions) -> "InputSpec":
     rows = shard_rows(running.shard_rows, job.request.rows)
     found = reading.input(side.input, shard_rows=rows, limit=running.limit)
     return dataclasses.replace(
@@ -186,8 +186,7 @@ def _measured(
 
     out = directory / f"{side.label}.jsonl"
     progress_console.print(f"{side.name}: {side.input}", soft_wrap=True)
-    options = dataclasses.replace(running, out=out)
-    finished = finish(job, _cut(side, job, reading, running), options, reads=reads)
+    finished = finish(job, _rows(side, job, reading, running), running, out, reads=reads)
     if finished.rejected is not None:
         count = int(finished.totals["rejected"])
         progress_console.print(f"{count:,} rows were rejected: {finished.rejected}", soft_wrap=True)

@@ -10,10 +10,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from infodis.cli.models import BatchSize, ChatTemplate, Device, Dtype, ModelName, TokenizerName, TrustRemoteCode
-from infodis.cli.options import MOST, Seed
+from infodis.cli.models import BatchSize, ChatTemplate
+from infodis.cli.options import MOST, Seed, with_options
 from infodis.cli.screen import check_places, console, progress_console
 from infodis.errors import InputError
+from infodis.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from infodis.jobs.inputs import Entry
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from infodis.result import Measured
 
 
+@with_options
 def bounds(
     input: Annotated[Path, typer.Argument(help="JSONL rows with text, prompt and response, or tokens; or text lines.")],
-    model: ModelName = "text8-tiny",
+    model: ModelSpec,
     orders: Annotated[int, typer.Option(help="Reveal orders drawn for each row.")] = 32,
     particles: Annotated[
         int, typer.Option(help="Orders in a group of the importance-weighted bound; they must divide --orders.")
@@ -35,12 +37,8 @@ def bounds(
     out: Annotated[Path | None, typer.Option(help="JSONL file for every row's numbers.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of the audit (.svg, .png, .pdf); implies --audit.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, max=MOST, help="At most so many rows.")] = None,
-    tokenizer: TokenizerName = None,
     chat_template: ChatTemplate = False,
     seed: Seed = 0,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    trust_remote_code: TrustRemoteCode = False,
     batch_size: BatchSize = None,
 ) -> None:
     """Enclose the likelihood of a model that draws its reveal order, and compare single orders with their mean.
@@ -48,13 +46,12 @@ def bounds(
     Example: [bold]infodis bounds texts.jsonl --model text8-tiny --orders 64 --audit --plot audit.svg[/bold]
     """
     from infodis.jobs.inputs import entries
-    from infodis.models.loading import load
     from infodis.quantities.bounds import Plan, average, bound_items
     from infodis.quantities.consistency import audit_items
 
     plan = Plan(orders, particles)
     check_places(out, plot=plot, reads=[input])
-    loaded = load(model, device=device, dtype=dtype, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    loaded = model.load()
     given = list(entries(input, limit=limit))
     items = [entry.row(loaded, chat=chat_template) for entry in given]
     if not items:
@@ -70,7 +67,7 @@ def bounds(
             batch_size=batch_size,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    console.print(_table(average(found), found, title=f"{input.name} under {model}"))
+    console.print(_table(average(found), found, title=f"{input.name} under {model.name}"))
     if out is not None:
         _write(out, given, found, plan, loaded)
     if audit or plot is not None:

@@ -9,10 +9,11 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from infodis.cli.models import BatchSize, ChatTemplate, Device, Dtype, ModelName, TokenizerName, TrustRemoteCode
-from infodis.cli.options import MOST, Seed
+from infodis.cli.models import BatchSize, ChatTemplate
+from infodis.cli.options import MOST, Seed, with_options
 from infodis.cli.screen import check_places, console, progress_console, write_line
 from infodis.errors import InputError
+from infodis.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from infodis.models.model import Model
@@ -23,11 +24,12 @@ LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Noise levels in the table; the picture shows all."""
 
 
+@with_options
 def curve(
     input: Annotated[
         Path, typer.Argument(help="JSONL with text, or prompt and response, or tokens; or a text a line.")
     ],
-    model: ModelName = "text8-tiny",
+    model: ModelSpec,
     evaluations: Annotated[int, typer.Option(min=1, help="Forward rows per text.")] = 64,
     limit: Annotated[int | None, typer.Option(min=1, max=MOST, help="Read so many texts. Default: all.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSONL file for one record per text.")] = None,
@@ -36,11 +38,7 @@ def curve(
         int | None, typer.Option(min=1, help="Print how many tokens to reveal in each of so many sampling steps.")
     ] = None,
     chat_template: ChatTemplate = False,
-    tokenizer: TokenizerName = None,
     seed: Seed = 0,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    trust_remote_code: TrustRemoteCode = False,
     batch_size: BatchSize = None,
 ) -> None:
     """How much a noised text still tells, level by level; what its tokens have in common; with standard errors.
@@ -50,11 +48,10 @@ def curve(
     Example: [bold]infodis curve texts.jsonl --model text8-tiny --limit 100 --plot curve.svg[/bold]
     """
     from infodis.jobs.inputs import entries
-    from infodis.models.loading import load
     from infodis.quantities import information
 
     check_places(out, plot=plot, reads=[input])
-    loaded = load(model, device=device, dtype=dtype, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    loaded = model.load()
     found = list(entries(input, limit=limit))
     if not found:
         raise InputError(f"{input} holds no texts.")
@@ -74,7 +71,7 @@ def curve(
             batch_size=batch_size,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    console.print(_table(profile, loaded, title=f"{input.name} under {model}"))
+    console.print(_table(profile, loaded, title=f"{input.name} under {model.name}"))
     if steps is not None:
         counts = profile.schedule(steps)
         cost = information.unmasking_cost(profile.surprisals(), counts) / math.log(2)
@@ -84,7 +81,7 @@ def curve(
     if plot is not None:
         from infodis.figures import information_curve, save_picture
 
-        save_picture(information_curve(profile, title=f"{input.name} under {model}"), plot)
+        save_picture(information_curve(profile, title=f"{input.name} under {model.name}"), plot)
 
 
 def _check_steps(steps: int, lengths: set[int]) -> None:

@@ -8,19 +8,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from infodis.cli.models import Device, Dtype, TokenizerName, TrustRemoteCode
+from infodis.cli.options import with_options
 from infodis.cli.screen import console
+from infodis.models.spec import ModelSpec
 
 STYLES = {"ok": "green", "wrong": "bold red", "cannot tell": "yellow"}
 
 
+@with_options
 def doctor(
-    model: Annotated[str, typer.Argument(help="A model that ships with infodis, a directory, or a name on the hub.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A model that ships with infodis, a directory, or a name on the hub."),
+    ],
+    model: ModelSpec,
     text: Annotated[Path | None, typer.Option(help="Text that the model should know, one example a line.")] = None,
-    tokenizer: TokenizerName = None,
-    dtype: Dtype = "float32",
-    device: Device = "auto",
-    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Check a model's wiring: mask token, alignment, padding, precision and more. Exit code 1 if something is wrong.
 
@@ -28,13 +30,12 @@ def doctor(
     """
     from infodis.errors import InputError
     from infodis.models.doctor import examine, with_examples
-    from infodis.models.loading import load
 
     if text is not None and not text.is_file():
         raise InputError(f"There is no file {text}.")
-    loaded = load(model, device=device, dtype=dtype, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    loaded = model.load()
     given = [] if text is None else _first_lines(text, 32)
-    table = Table("check", "verdict", "what was found", title=f"{model}, a {loaded.loaded.family} model")
+    table = Table("check", "verdict", "what was found", title=f"{name}, a {loaded.loaded.family} model")
     wrong = False
     for finding in examine(with_examples(loaded, given)):
         hint = f"\n{finding.hint}" if finding.verdict != "ok" and finding.hint else ""

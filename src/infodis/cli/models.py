@@ -6,27 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infodis.cli.options import Seed
+from infodis.cli.options import Seed, with_options
 from infodis.cli.screen import progress_console, write_line
 from infodis.errors import InputError
+from infodis.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from infodis.models.tokenizers import Tokenizer
 
-ModelName = Annotated[
-    str, typer.Option("--model", "-m", help="A model that ships with infodis, a directory, or a name on the hub.")
-]
-Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, mps, ...")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="At most so many rows per forward pass.")]
-Dtype = Annotated[str, typer.Option(help="What the network computes in: float32, bfloat16 or float16.")]
-TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 ChatTemplate = Annotated[bool, typer.Option("--chat-template", help="Put prompts into the model's chat template.")]
-TokenizerName = Annotated[
-    str | None,
-    typer.Option(help="For models that come without one: text8, dna, characters:<alphabet>, or a tokenizer.json."),
-]
 
 
 def train(
@@ -78,8 +69,9 @@ def export(
     write_line(f"{out}: {sum(t.numel() for t in weights.values()):,} parameters, {size / 1e6:.2f} MB")
 
 
+@with_options
 def sample(
-    model: ModelName = "text8-tiny",
+    model: ModelSpec,
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=2**31, help="How many sequences.")] = 4,
     length: Annotated[
         int | None, typer.Option(min=1, max=2**31, help="Tokens in a sequence; as trained unless given.")
@@ -104,11 +96,7 @@ def sample(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Below 1: more typical text.")] = 1.0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of drawing one.")] = False,
-    tokenizer: TokenizerName = None,
     seed: Seed = 0,
-    device: Device = "auto",
-    dtype: Dtype = "float32",
-    trust_remote_code: TrustRemoteCode = False,
     batch_size: BatchSize = None,
 ) -> None:
     """Draw sequences from a model, one per line.
@@ -122,20 +110,18 @@ def sample(
     from infodis.models import checkpoint
     from infodis.models.adapters.radd_sedd import is_uniform
     from infodis.models.files import locate
-    from infodis.models.loading import load
-    from infodis.models.tokenizers import tokenizer_named
     from infodis.predictor import Tempered
 
     if template is not None and length is not None:
         raise InputError("A --template has its own length. Leave --length out.")
-    words = None if tokenizer is None else tokenizer_named(tokenizer)
-    if is_uniform(locate(model)):
+    words = model.options.named_tokenizer
+    if is_uniform(locate(model.name)):
         if temperature != 1 or greedy or at_once is not None:
             raise InputError("Models of uniform noise know no --temperature, --greedy or --at-once.")
-        network, spec = checkpoint.load(locate(model))
-        network.to(device_named(device))
+        network, spec = checkpoint.load(locate(model.name))
+        network.to(device_named(model.options.device))
         words = words or spec.tokenizer
-        wanted = _wanted(words, template, gap, length or spec.length, model)
+        wanted = _wanted(words, template, gap, length or spec.length, model.name)
         rows = sampling.sample_uniform(
             network,
             count,
@@ -148,9 +134,9 @@ def sample(
         )
     else:
         chosen = sampling.by_name(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
-        loaded = load(model, device=device, dtype=dtype, tokenizer=words, trust_remote_code=trust_remote_code)
+        loaded = model.load()
         words = loaded.loaded.tokenizer
-        wanted = _wanted(words, template, gap, length or loaded.length or 128, model)
+        wanted = _wanted(words, template, gap, length or loaded.length or 128, model.name)
         start = torch.where(wanted == GAP, loaded.mask_token, wanted).expand(count, -1)
         predictor = loaded if temperature == 1 else Tempered(loaded, temperature)
         rows = sampling.sample(predictor, start, sampler=chosen, seed=seed, batch_size=batch_size or 64)

@@ -87,7 +87,7 @@ def _lines(path: Path) -> list[Any]:
 
 def _check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
     from infodis.jobs.attributions import ATTRIBUTION_COLUMNS
-    from infodis.jobs.jobs import ESTIMATE_COLUMNS, TOKEN_COLUMNS
+    from infodis.jobs.job import ESTIMATE_COLUMNS, TOKEN_COLUMNS
     from infodis.jobs.outputs import wrong_field
 
     columns = {**ATTRIBUTION_COLUMNS, **ESTIMATE_COLUMNS, **TOKEN_COLUMNS, "text": "text"}

@@ -10,10 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.table import Table
 from rich.text import Text
 
-from infodis.cli.models import Device
-from infodis.cli.options import Seed
-from infodis.cli.progress import Watching
-from infodis.cli.screen import console, progress_console
+from infodis.cli.options import Device, Seed
+from infodis.cli.screen import ProgressLine, console, progress_console
 from infodis.errors import InputError
 from infodis.files import check_apart, check_own, locked
 
@@ -126,7 +124,7 @@ def _one(experiment: "Experiment", workspace: "Workspace") -> "tuple[Experiment,
     progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})")
     workspace.directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    with _Watching() as watching, locked(workspace.directory):
+    with _ExperimentProgress() as watching, locked(workspace.directory):
         result = experiment.run(dataclasses.replace(workspace, progress=watching))
         write_result(experiment, result, workspace)
     _show(experiment, result, workspace)
@@ -161,7 +159,7 @@ def _write_together(
         console.print(f"Document: {document}", soft_wrap=True)
 
 
-class _Watching(Watching):
+class _ExperimentProgress(ProgressLine):
     """What is being done, and how much of it."""
 
     def __init__(self) -> None:
@@ -172,7 +170,7 @@ class _Watching(Watching):
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if not progress_console.is_terminal:
-            self.now_and_then(f"{what}: {done:,} of {total:,}")
+            self.print_sometimes(f"{what}: {done:,} of {total:,}")
             return
         if self.bar.tasks[0].description.split(":")[0] != what.split(":")[0]:
             self.bar.reset(self._task)

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from infodis.cli.options import ModelOptions, PrecisionOptions, ReadingOptions, RunOptions, Seed, with_options
+from infodis.cli.options import PrecisionOptions, ReadingOptions, RunOptions, Seed, with_options
 from infodis.cli.report import check_page, write_report
-from infodis.cli.running import execute, shard_rows
+from infodis.cli.running import results, shard_rows
 from infodis.cli.screen import input_path, progress_console
 from infodis.errors import InputError
+from infodis.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from infodis.jobs.inputs import InputSpec
     from infodis.quantities.perplexity import Windows
 
 WINDOW_EVALUATIONS = 32
-"""Forward rows of a window unless more are asked for: there are many windows, and errors of many average out."""
+"""Forward passes of a window unless more are asked for: there are many windows, and errors of many average out."""
 
 WINDOW_TOKENS = 256
 """Of a window, for models that do not say what they were trained with."""
@@ -31,7 +32,7 @@ Input = Annotated[
 @with_options
 def score(
     input: Input,
-    models: ModelOptions,
+    model: ModelSpec,
     precision: PrecisionOptions,
     reading: ReadingOptions,
     running: RunOptions,
@@ -41,8 +42,8 @@ def score(
     """The likelihood of every row, in nats, with its standard error.
 
     Rows hold text, or prompt and response, or tokens (with target and context positions if not all are scored). What
-    cannot be scored goes to OUT.rejected.jsonl, and the exit code is 3. Kill it at any moment: the same command goes
-    on, and the finished file is the same, byte for byte.
+    cannot be scored goes to OUT.rejected.jsonl, and the exit code is 3. Kill it at any moment: rerun
+    the same command to resume, and the finished file is the same, byte for byte.
 
     Examples:
     [bold]infodis score texts.jsonl --model text8-tiny --out scores.jsonl[/bold]
@@ -53,23 +54,17 @@ def score(
 
     [bold]cat texts.jsonl | infodis score - --evaluations 32 | jq .bits_per_token[/bold]
     """
-    from infodis.jobs.scores import Score
+    from infodis.jobs.scores import ScoreJob
 
     if report is not None:
         check_page(report, reads=[input_path(input)])
-    job = Score(models.spec(), precision.request(), reading.reading(), precision.seed, per_token or report is not None)
-    cut = _rows(input, precision.evaluations, reading, running)
-
-    def tell(found: dict[str, Any]) -> Table:
-        return _score_table(found, input, models.model)
-
-    def then(records: Path) -> None:
+    job = ScoreJob(model, precision.request(), reading.reading(), precision.seed, per_token or report is not None)
+    rows = _rows(input, precision.evaluations, reading, running)
+    with results(job, rows, running, reads=[input], writes=[] if report is None else [report]) as found:
+        found.show(_score_table(found.numbers, input, model.name))
         if report is not None:
-            write_report(records, report, title=f"{input} under {models.model}")
+            write_report(found.finished.out, report, title=f"{input} under {model.name}")
             progress_console.print(f"Report: {report}")
-
-    pages = () if report is None else (report,)
-    execute(job, cut, running, reads=[input], tell=tell, then=then, pages=pages)
 
 
 def _rows(input: str, evaluations: int | None, reading: ReadingOptions, running: RunOptions) -> "InputSpec":
@@ -96,7 +91,7 @@ def _add_counts(table: Table, found: dict[str, Any]) -> None:
     """What was done, and what was left out."""
     table.add_section()
     table.add_row("rows", f"{found['rows']:,.0f}")
-    table.add_row("forward rows", f"{found['evaluations']:,.0f}")
+    table.add_row("forward passes", f"{found['evaluations']:,.0f}")
     for name, meaning in (
         ("rejected", "rejected"),
         ("impossible", "impossible (probability zero), left out"),
@@ -109,7 +104,7 @@ def _add_counts(table: Table, found: dict[str, Any]) -> None:
 @with_options
 def ratio(
     input: Input,
-    models: ModelOptions,
+    model: ModelSpec,
     precision: PrecisionOptions,
     reading: ReadingOptions,
     running: RunOptions,
@@ -127,12 +122,12 @@ def ratio(
 
     [bold]infodis ratio pairs.jsonl -m GSAI-ML/LLaDA-8B-Instruct --device cuda --standard-error 0.2 -o out.jsonl[/bold]
     """
-    from infodis.jobs.comparisons import Compare
+    from infodis.jobs.comparisons import RatioJob
 
-    other = None if reference is None else models.spec(reference)
-    job = Compare(models.spec(), precision.request(), reading.reading(), precision.seed, other, coupled)
-    cut = _rows(input, precision.evaluations, reading, running)
-    execute(job, cut, running, reads=[input], tell=lambda found: _ratio_table(found, input, models.model))
+    other = None if reference is None else dataclasses.replace(model, name=reference)
+    job = RatioJob(model, precision.request(), reading.reading(), precision.seed, other, coupled)
+    with results(job, _rows(input, precision.evaluations, reading, running), running, reads=[input]) as found:
+        found.show(_ratio_table(found.numbers, input, model.name))
 
 
 def _ratio_table(found: dict[str, Any], input: str, model: str) -> Table:
@@ -147,18 +142,18 @@ def _ratio_table(found: dict[str, Any], input: str, model: str) -> Table:
 @with_options
 def choose(
     input: Input,
-    models: ModelOptions,
+    model: ModelSpec,
     reading: ReadingOptions,
     running: RunOptions,
     alpha: Annotated[float, typer.Option(help="Chance of a wrong decision that is accepted.")] = 0.01,
-    evaluations: Annotated[int, typer.Option(min=1, help="Most forward rows for a choice.")] = 128,
+    evaluations: Annotated[int, typer.Option(min=1, help="Most forward passes for a choice.")] = 128,
     give_up: Annotated[
         float, typer.Option(help="Call it undecided when the chance to decide within the budget is lower; 0: never.")
     ] = 0.3,
     normalise: Annotated[str, typer.Option(help="none, token or byte: what a choice's nll is divided by.")] = "none",
     seed: Seed = 0,
 ) -> None:
-    """Multiple choice as a race: choices that can no longer win are dropped, and only close ones cost many rows.
+    """Multiple choice as a race: choices that can no longer win are dropped; only close ones cost many passes.
 
     Rows hold prompt, choices (a list) and, if known, answer (its number, from 0).
 
@@ -167,13 +162,13 @@ def choose(
 
     [bold]infodis choose arc.jsonl --field prompt=question --normalise byte --alpha 0.05 -o choices.jsonl[/bold]
     """
-    from infodis.jobs.choices import Choose
+    from infodis.jobs.choices import ChoiceJob
     from infodis.quantities.choose import Race
 
     race = Race(alpha=alpha, evaluations=evaluations, chance=give_up)
-    job = Choose(models.spec(), reading.reading(), seed, race, normalise)
-    cut = _rows(input, evaluations, reading, running)
-    execute(job, cut, running, reads=[input], tell=lambda found: _choice_table(found, input, models.model))
+    job = ChoiceJob(model, reading.reading(), seed, race, normalise)
+    with results(job, _rows(input, evaluations, reading, running), running, reads=[input]) as found:
+        found.show(_choice_table(found.numbers, input, model.name))
 
 
 def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
@@ -184,8 +179,8 @@ def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
         error = found["accuracy_standard_error"]
         table.add_row("accuracy", f"{found['accuracy']:.4f}" + ("" if error is None else f" ± {error:.4f}"))
     if found["evaluations_per_choice"] is not None:
-        table.add_row("forward rows per choice", f"{found['evaluations_per_choice']:.1f}")
-    table.add_row("forward rows", f"{found['evaluations']:,.0f}")
+        table.add_row("forward passes per choice", f"{found['evaluations_per_choice']:.1f}")
+    table.add_row("forward passes", f"{found['evaluations']:,.0f}")
     if found.get("rejected"):
         table.add_row("rejected rows", f"{found['rejected']:,.0f}")
     return table
@@ -194,7 +189,7 @@ def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
 @with_options
 def perplexity(
     input: Annotated[str, typer.Argument(help="A text file, or JSONL, CSV or Parquet with a document a row; .gz too.")],
-    models: ModelOptions,
+    model: ModelSpec,
     precision: PrecisionOptions,
     reading: ReadingOptions,
     running: RunOptions,
@@ -206,28 +201,24 @@ def perplexity(
 ) -> None:
     """Bits per token and per byte of long documents, with the error from masks and the error from text.
 
-    A window of --length tokens moves on by --stride; only what is new in it is scored, given the rest of it. Errors are
-    of the masks drawn, and of the documents (or, of a single one, the windows) as a stand-in for more of the kind.
+    A window of --length tokens moves on by --stride; only what is new in it is scored, given the rest of it. The first
+    error comes from the masks drawn; the second is the sampling error over documents, or over windows of a single one.
 
     Example: [bold]infodis perplexity novel.txt --model text8-tiny --windows 200 --stride 128[/bold]
     """
     from infodis.jobs.documents import DocumentsSpec
-    from infodis.jobs.rolling import Rolling
+    from infodis.jobs.rolling import PerplexityJob
     from infodis.quantities.perplexity import Windows
 
     _check_documents(input, reading, running)
     if precision.evaluations is None and precision.standard_error is None and precision.relative is None:
         precision = dataclasses.replace(precision, evaluations=WINDOW_EVALUATIONS)
-    job = Rolling(models.spec(), precision.request(), precision.seed)
-    loaded = job.model.load()
-    room = (reading.max_length or loaded.length or WINDOW_TOKENS) - sum(len(part) for part in loaded.around())
-    rolled = Windows(length or room, stride)
-    cut = DocumentsSpec(_rows(input, precision.evaluations, reading, running), rolled, windows, loaded)
-
-    def tell(found: dict[str, Any]) -> Table:
-        return _perplexity_table(found, input, models, rolled)
-
-    execute(job, cut, running, reads=[input], tell=tell, pipe=False)
+    job = PerplexityJob(model, precision.request(), precision.seed)
+    longest = reading.max_length or job.loaded_model.length or WINDOW_TOKENS
+    rolled = Windows(length or longest - sum(len(part) for part in job.loaded_model.around()), stride)
+    rows = _rows(input, precision.evaluations, reading, running)
+    with results(job, DocumentsSpec(rows, rolled, windows, job.loaded_model), running, reads=[input]) as found:
+        found.show(_perplexity_table(found.numbers, input, model.name, rolled))
 
 
 def _check_documents(input: str, reading: ReadingOptions, running: RunOptions) -> None:
@@ -240,9 +231,9 @@ def _check_documents(input: str, reading: ReadingOptions, running: RunOptions) -
         raise InputError(f"--limit counts documents, and {input} is one long text: give --windows instead.")
 
 
-def _perplexity_table(found: dict[str, Any], input: str, models: ModelOptions, windows: "Windows") -> Table:
+def _perplexity_table(found: dict[str, Any], input: str, model: str, windows: "Windows") -> Table:
     units = found["units"]
-    table = Table("quantity", "value", "± masks", f"± {units}", title=f"{input} under {models.model}")
+    table = Table("quantity", "value", "± masks", f"± {units}", title=f"{input} under {model}")
     _add_rate(table, "bits per token", found["bits_per_token"])
     _add_rate(table, "bits per byte", found["bits_per_byte"])
     if found["perplexity"] is not None:
@@ -252,7 +243,7 @@ def _perplexity_table(found: dict[str, Any], input: str, models: ModelOptions, w
     table.add_row("tokens", f"{found['tokens']:,}")
     table.add_row("documents", f"{found['documents']:,}")
     table.add_row(f"windows of {windows.length} tokens{given}", f"{found['windows']:,}")
-    table.add_row("forward rows", f"{found['evaluations']:,.0f}")
+    table.add_row("forward passes", f"{found['evaluations']:,.0f}")
     for name in ("rejected", "impossible"):
         if found.get(name):
             table.add_row(name, f"{found[name]:,.0f}")

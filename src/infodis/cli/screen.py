@@ -7,13 +7,15 @@ libraries that warn or log are held to the same.
 import logging
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -122,3 +124,29 @@ def check_places(*results: Path | None, plot: Path | None = None, reads: Iterabl
         from infodis.figures.figure import check_picture
 
         check_picture(plot)
+
+
+Progressing = TypeVar("Progressing", bound="ProgressLine")
+
+
+class ProgressLine:
+    """Progress on standard error: a bar of these columns on a terminal, a line every so many seconds elsewhere."""
+
+    def __init__(self, *columns: ProgressColumn, every: float) -> None:
+        self.bar = Progress(*columns, console=progress_console, transient=True)
+        self._every, self._last = every, time.monotonic()
+
+    def __enter__(self: Progressing) -> Progressing:
+        if progress_console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if progress_console.is_terminal:
+            self.bar.stop()
+
+    def print_sometimes(self, line: str) -> None:
+        """Print a line, unless one was printed a moment ago."""
+        if time.monotonic() - self._last >= self._every:
+            self._last = time.monotonic()
+            progress_console.print(line, soft_wrap=True)

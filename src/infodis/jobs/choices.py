@@ -7,22 +7,22 @@ from typing import Any
 from infodis.errors import InputError
 from infodis.evaluate import Batching, run_batched
 from infodis.jobs.inputs import Choices, Entry, Reading, Refused, Scored
-from infodis.jobs.jobs import ModelSpec, RowScorer, rounded
+from infodis.jobs.job import Job, Record, rounded
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import ChoiceSummary
-from infodis.models.model import Model
 from infodis.quantities.choose import Race, Verdict, race_coroutine
 from infodis.rng import key
-from infodis.settings import settings_of
 
 NORMALISATIONS = ("none", "token", "byte")
 
 
 @dataclasses.dataclass(frozen=True)
-class Choose:
+class ChoiceJob(Job[Entry, Choices, Verdict]):
     """The likeliest choice of every row, as a race."""
 
-    model: ModelSpec
+    command = "choose"
+    summary = ChoiceSummary
+
     reading: Reading = Reading()
     seed: int = 0
     race: Race = Race()
@@ -53,27 +53,9 @@ class Choose:
             "model": "text",
         }
 
-    def summary(self) -> ChoiceSummary:
-        return ChoiceSummary()
-
-    def settings(self) -> dict[str, Any]:
-        return {"command": "choose", **settings_of(self)}
-
-    def open(self) -> "Racing":
-        return Racing(self, self.model.load(), self.model.fingerprint)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Racing(RowScorer[Entry, Choices, Verdict]):
-    """The scorer of `Choose`."""
-
-    job: Choose
-    model: Model
-    fingerprint: str
-
     def read(self, row: Entry) -> Choices:
-        found = row.choices(self.model, self.job.reading)
-        if self.job.normalise == "byte" and any(one.bytes is None for one in found.rows):
+        found = row.choices(self.loaded_model, self.reading)
+        if self.normalise == "byte" and any(one.bytes is None for one in found.rows):
             raise Refused("choices", "Bytes are not known of tokens, or of texts that were cut: normalise by token.")
         return found
 
@@ -83,16 +65,16 @@ class Racing(RowScorer[Entry, Choices, Verdict]):
 
     def _race(self, items: list, sizes: list[float]) -> Any:
         name = key(*sorted(item.key for item in items))
-        return race_coroutine(self.model, items, sizes, self.job.race, seed=self.job.seed, name=name)
+        return race_coroutine(self.loaded_model, items, sizes, self.race, seed=self.seed, name=name)
 
     def _sizes(self, rows: Sequence[Scored]) -> list[float]:
-        if self.job.normalise == "token":
+        if self.normalise == "token":
             return [float(one.item.target.numel()) for one in rows]
-        if self.job.normalise == "byte":
+        if self.normalise == "byte":
             return [float(one.bytes or 1) for one in rows]
         return [1.0] * len(rows)
 
-    def record(self, row: Entry, ready: Choices, found: Verdict) -> dict[str, Any]:
+    def record(self, row: Entry, ready: Choices, found: Verdict) -> Record:
         told = found.record()
         return {
             "id": row.id,
@@ -109,5 +91,5 @@ class Racing(RowScorer[Entry, Choices, Verdict]):
             "evaluations": found.evaluations,
             "alpha": found.alpha,
             "seed": found.seed,
-            "model": self.fingerprint,
+            "model": self.model.fingerprint,
         }

@@ -2,42 +2,66 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.jobs.inputs import Entry, Scored
-from infodis.jobs.jobs import ModelSpec, RowJob, RowScorer, rounded
+from infodis.jobs.job import Record, ReferenceJob, rounded
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import RatioSummary
-from infodis.models.model import Model, check_same_tokens
 from infodis.quantities.ratio import Comparison, Ratio, Side, compare, margin
 
 
 @dataclasses.dataclass(frozen=True)
-class Compare(RowJob):
+class RatioJob(ReferenceJob[list[Scored], Ratio]):
     """Log-likelihood ratios: chosen against rejected, or a model against a reference, or both."""
 
-    reference: ModelSpec | None = None
+    command = "ratio"
+    summary = RatioSummary
+
     coupled: bool = True
 
     @property
     def columns(self) -> Columns:
         return RATIO_COLUMNS
 
-    def summary(self) -> RatioSummary:
-        return RatioSummary()
+    def read(self, row: Entry) -> list[Scored]:
+        if self.reference is not None and not row.has("chosen"):
+            return [row.scored(self.loaded_model, self.reading)]
+        return row.pair(self.loaded_model, self.reading)
 
-    def settings(self) -> dict[str, Any]:
-        return {"command": "ratio", **super().settings()}
+    def measure(self, ready: Sequence[list[Scored]]) -> "Sequence[Ratio | str]":
+        found = compare([self._comparison([one.item for one in rows]) for rows in ready])
+        return [str(outcome) if isinstance(outcome, InputError) else outcome for outcome in found]
 
-    def open(self) -> "Comparisons":
-        model = self.model.load()
-        other = None if self.reference is None else self.reference.load()
-        if other is not None:
-            check_same_tokens(model, other)
-        reference = None if self.reference is None else self.reference.fingerprint
-        return Comparisons(self, model, other, self.model.fingerprint, reference)
+    def _comparison(self, items: list[Item]) -> Comparison:
+        other = self.loaded_reference
+        if len(items) == 2:
+            sides = margin(self.loaded_model, items[0], items[1], reference=other)
+        elif other is not None:
+            sides = (Side(self.loaded_model, items[0]), Side(other, items[0], -1))
+        quantity = "log_ratio" if self.reference is None or len(items) == 1 else "margin"
+        return Comparison(sides, self.request, self.coupled, self.seed, quantity)
+
+    def record(self, row: Entry, ready: list[Scored], found: Ratio) -> Record:
+        return {
+            "id": row.id,
+            "quantity": found.quantity,
+            "value": None if found.impossible else rounded(found.value),
+            "standard_error": rounded(found.standard_error),
+            "degrees_of_freedom": found.degrees_of_freedom,
+            **({"impossible": True} if found.impossible else {}),
+            "evaluations": found.evaluations,
+            "nll": [None if side.impossible else rounded(side.value) for side in found.sides],
+            "nll_standard_error": [rounded(side.standard_error) for side in found.sides],
+            "tokens": [side.target.numel() for side in found.sides],
+            "coupled": found.coupled,
+            "design": str(found.sides[0].design),
+            "stopped": found.stopped,
+            "seed": found.seed,
+            "model": self.model.fingerprint,
+            **({} if self.reference is None else {"reference": self.reference.fingerprint}),
+        }
 
 
 RATIO_COLUMNS: Columns = {
@@ -58,52 +82,3 @@ RATIO_COLUMNS: Columns = {
     "model": "text",
     "reference": "text",
 }
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Comparisons(RowScorer[Entry, list[Scored], Ratio]):
-    """The scorer of `Compare`."""
-
-    job: Compare
-    model: Model
-    reference: Model | None
-    fingerprint: str
-    reference_fingerprint: str | None
-
-    def read(self, row: Entry) -> list[Scored]:
-        if self.reference is not None and not row.has("chosen"):
-            return [row.scored(self.model, self.job.reading)]
-        return row.pair(self.model, self.job.reading)
-
-    def measure(self, ready: Sequence[list[Scored]]) -> "Sequence[Ratio | str]":
-        found = compare([self._comparison([one.item for one in rows]) for rows in ready])
-        return [str(outcome) if isinstance(outcome, InputError) else outcome for outcome in found]
-
-    def _comparison(self, items: list[Item]) -> Comparison:
-        job = self.job
-        if len(items) == 2:
-            sides = margin(self.model, items[0], items[1], reference=self.reference)
-        elif self.reference is not None:
-            sides = (Side(self.model, items[0]), Side(self.reference, items[0], -1))
-        quantity = "log_ratio" if self.reference is None or len(items) == 1 else "margin"
-        return Comparison(sides, job.request, job.coupled, job.seed, quantity)
-
-    def record(self, row: Entry, ready: list[Scored], found: Ratio) -> dict[str, Any]:
-        return {
-            "id": row.id,
-            "quantity": found.quantity,
-            "value": None if found.impossible else rounded(found.value),
-            "standard_error": rounded(found.standard_error),
-            "degrees_of_freedom": found.degrees_of_freedom,
-            **({"impossible": True} if found.impossible else {}),
-            "evaluations": found.evaluations,
-            "nll": [None if side.impossible else rounded(side.value) for side in found.sides],
-            "nll_standard_error": [rounded(side.standard_error) for side in found.sides],
-            "tokens": [side.target.numel() for side in found.sides],
-            "coupled": found.coupled,
-            "design": str(found.sides[0].design),
-            "stopped": found.stopped,
-            "seed": found.seed,
-            "model": self.fingerprint,
-            **({} if self.reference is None else {"reference": self.reference_fingerprint}),
-        }

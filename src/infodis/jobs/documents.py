@@ -16,13 +16,14 @@ import torch
 from infodis.errors import InputError
 from infodis.files import atomic_file, atomic_text
 from infodis.item import Item
-from infodis.jobs.inputs import InputSpec, Refused, Rejected, Source
+from infodis.jobs.inputs import InputSpec, Refused, Rejected, RowShards
 from infodis.jobs.store import encode
+from infodis.journal import sealed, unsealed
 from infodis.models.model import Model
 from infodis.models.text_files import encoded_pieces
 from infodis.quantities.perplexity import Spans, Windows, window_item
 from infodis.settings import settings_of, uncompared
-from infodis.snapshot import Snapshot, sealed, unsealed
+from infodis.snapshot import Snapshot
 
 TOGETHER = 64
 """Documents read at a time."""
@@ -47,8 +48,8 @@ class Window:
 
 
 @dataclasses.dataclass(frozen=True)
-class Documents:
-    """The windows of all documents, in shards; a `Source`."""
+class WindowShards:
+    """The windows of all documents, in shards."""
 
     directory: Path
     windows: Windows
@@ -114,7 +115,7 @@ class Documents:
 
 @dataclasses.dataclass(frozen=True)
 class DocumentsSpec:
-    """Documents by name, and how they are cut into windows; called with a work directory, they are tokenised there."""
+    """Documents by name, and how they are cut into windows."""
 
     input: InputSpec
     """`shard_rows` windows make a shard."""
@@ -127,9 +128,9 @@ class DocumentsSpec:
         """Everything that the windows depend on, by name."""
         return settings_of(self)
 
-    def __call__(self, work: Path) -> "Documents":
+    def cut(self, work: Path) -> "WindowShards":
         """Tokenise the documents of a file, one after another, unless that was done before."""
-        table = dataclasses.replace(self.input, shard_rows=TOGETHER)(work)
+        table = dataclasses.replace(self.input, shard_rows=TOGETHER).cut(work)
         words = "" if self.model.files is None else self.model.files.tokenizer.digest
         about = {**self.settings(), "content": table.digest, "tokenizer": words}
         noted = _known(work, about)
@@ -143,7 +144,7 @@ class DocumentsSpec:
             atomic_text(work / NOTE, json.dumps(sealed({**about, "noted": noted.digest})))
         before, behind = self.model.around()
         around = tuple(before), tuple(behind)
-        return Documents(work, self.rolled, around, self.windows, self.input.shard_rows, table.digest, noted)
+        return WindowShards(work, self.rolled, around, self.windows, self.input.shard_rows, table.digest, noted)
 
 
 def _noted(directory: Path) -> Snapshot:
@@ -169,14 +170,14 @@ class _Document:
     pieces: Iterable[tuple[int, np.ndarray]]
 
 
-def _pieces(table: Source, model: Model) -> Iterator[_Document]:
+def _pieces(table: RowShards, model: Model) -> Iterator[_Document]:
     """A text file as one document, piece by piece."""
     yield _Document(
         1, 1, ((len(text.encode()), tokens) for text, tokens in encoded_pieces(table.path, model.tokenizer))
     )
 
 
-def _rows(table: Source, model: Model) -> "Iterator[_Document | Rejected]":
+def _rows(table: RowShards, model: Model) -> "Iterator[_Document | Rejected]":
     for shard in range(table.shards):
         for row in table.read(shard):
             if isinstance(row, Rejected):

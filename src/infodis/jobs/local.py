@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import signal
@@ -13,10 +14,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from infodis.errors import InfodisError, InputError
+from infodis.jobs.run import Work
 from infodis.jobs.store import Done
-from infodis.jobs.work import Work
 
-DEATHS = 3
+MAX_DEATHS = 3
 """Workers that may die in a row, without a finished shard in between, before the run gives up."""
 
 
@@ -25,12 +26,11 @@ class InProcess:
     """One shard after another, here."""
 
     def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]:
-        worker = work.begin()
-        return (worker.do(shard) for shard in shards)
+        return map(work.do, shards)
 
 
 @dataclasses.dataclass(frozen=True)
-class Processes:
+class LocalProcesses:
     """Several processes, each with the model. One that dies is replaced, and its shard is done again."""
 
     workers: int
@@ -41,41 +41,46 @@ class Processes:
 
     def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]:
         left = iter(shards)
-        crew: dict[Connection, _Member] = {}
+        busy: dict[Connection, _Worker] = {}
         deaths = 0
         try:
-            for _ in range(self.workers):
-                _hire(crew, work, next(left, None))
-            while crew:
-                for line in wait(list(crew)):
-                    member = crew.pop(line)  # type: ignore[call-overload]
+            for shard in itertools.islice(left, self.workers):
+                _assign(busy, _start(work), shard)
+            while busy:
+                for pipe in wait(list(busy)):
+                    worker = busy.pop(pipe)  # type: ignore[call-overload]
                     try:
-                        found = member.line.recv()
+                        answer = worker.pipe.recv()
                     except (EOFError, OSError):
-                        member.process.join()
                         deaths += 1
-                        if deaths >= DEATHS:
-                            raise InfodisError(
-                                f"{deaths} workers died one after another (the last with exit code "
-                                f"{member.process.exitcode}): too little memory for --workers {self.workers}?"
-                            ) from None
-                        _hire(crew, work, member.shard)
+                        self._check_deaths(deaths, worker)
+                        _assign(busy, _start(work), worker.shard)
                         continue
-                    if isinstance(found, _Failure):
-                        raise found.error()
+                    if isinstance(answer, _Failure):
+                        raise answer.error()
                     deaths = 0
-                    yield found
-                    _give(crew, member, next(left, None))
+                    yield answer
+                    _assign(busy, worker, next(left, None))
         finally:
-            for member in crew.values():
-                member.process.kill()
+            for worker in busy.values():
+                worker.process.kill()
+
+    def _check_deaths(self, deaths: int, worker: "_Worker") -> None:
+        worker.process.join()
+        if deaths >= MAX_DEATHS:
+            raise InfodisError(
+                f"{deaths} workers died one after another (the last with exit code {worker.process.exitcode}): too "
+                f"little memory for --workers {self.workers}?"
+            )
 
 
 @dataclasses.dataclass
-class _Member:
+class _Worker:
+    """A process, the pipe to it, and the shard that it is doing."""
+
     process: Any
-    line: Connection
-    shard: int
+    pipe: Connection
+    shard: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,51 +88,48 @@ class _Failure:
     """An error that crosses to another process as text."""
 
     text: str
-    told: bool
+    expected: bool
 
     def error(self) -> Exception:
-        return InfodisError(self.text) if self.told else RuntimeError(self.text)
+        return InfodisError(self.text) if self.expected else RuntimeError(self.text)
 
 
-def _hire(crew: dict[Connection, _Member], work: Work, shard: int | None) -> None:
-    if shard is None:
-        return
+def _start(work: Work) -> _Worker:
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe()
-    process = context.Process(target=_labour, args=(its, work, os.getpid()), daemon=True)
+    process = context.Process(target=_work, args=(its, work, os.getpid()), daemon=True)
     process.start()
     its.close()
-    _give(crew, _Member(process, mine, shard), shard)
+    return _Worker(process, mine)
 
 
-def _give(crew: dict[Connection, _Member], member: _Member, shard: int | None) -> None:
-    """Hand out the next shard, or let the worker go."""
+def _assign(busy: dict[Connection, _Worker], worker: _Worker, shard: int | None) -> None:
+    """Hand out the next shard, or end the worker if there is none."""
     with contextlib.suppress(OSError):  # it died meanwhile: noticed when its answer is read
-        member.line.send(shard)
+        worker.pipe.send(shard)
     if shard is None:
-        member.process.join()
+        worker.process.join()
         return
-    member.shard = shard
-    crew[member.line] = member
+    worker.shard = shard
+    busy[worker.pipe] = worker
 
 
-def _labour(line: Connection, work: Work, parent: int) -> None:
-    """A worker's life: shards in, results out, until told to go or left alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and tells
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+def _work(pipe: Connection, work: Work, parent: int) -> None:
+    """What a worker runs: shards in, results out, until there are no more or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     try:
-        worker = work.begin()
-        while (shard := line.recv()) is not None:
-            line.send(worker.do(shard))
+        while (shard := pipe.recv()) is not None:
+            pipe.send(work.do(shard))
     except EOFError:
         pass
     except (InfodisError, OSError) as error:
-        line.send(_Failure(str(error), told=True))
+        pipe.send(_Failure(str(error), expected=True))
     except Exception:
-        line.send(_Failure(traceback.format_exc(), told=False))
+        pipe.send(_Failure(traceback.format_exc(), expected=False))
 
 
-def _leave_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     """A killed parent takes its workers with it."""
     while os.getppid() == parent:
         time.sleep(0.5)

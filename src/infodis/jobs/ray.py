@@ -26,8 +26,8 @@ from typing import Any
 from infodis import __version__
 from infodis.errors import InfodisError, InputError
 from infodis.files import UNFINISHED
+from infodis.jobs.run import Work
 from infodis.jobs.store import Done
-from infodis.jobs.work import Work, Worker
 
 TRIES = 3
 """Workers that may die of a shard before the run gives up. Ray by itself would replace them for ever."""
@@ -324,7 +324,7 @@ class _Actor:
 
     def __init__(self, work: Work, home: _Home) -> None:
         self._work, self._home = work, home
-        self._worker: Worker | None = None
+        self._entered = False
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -336,11 +336,11 @@ class _Actor:
         return {"answer": json.dumps(answer)}
 
     def _done(self, shard: int) -> Done:
-        if self._worker is None:
+        if not self._entered:
             self._home.enter()
+            self._entered = True
         with self._home.trying(shard):
-            self._worker = self._worker or self._work.begin()
-            return self._worker.do(shard)
+            return self._work.do(shard)
 
 
 def _read(answer: str) -> Done:

@@ -5,17 +5,17 @@ import dataclasses
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from infodis.errors import InfodisError, InputError
 from infodis.files import atomic_file, atomic_text, digest_of
 from infodis.jobs import store as stores
+from infodis.jobs.job import Job
 from infodis.jobs.outputs import writer_for
-from infodis.jobs.store import Done, Store
-from infodis.jobs.work import Cut, Executor, Job, Work
-from infodis.snapshot import sealed
+from infodis.jobs.store import Done, Parts, Store
+from infodis.journal import sealed
 
 INPUT = "input"
 """The setting that holds the hash of the input."""
@@ -23,11 +23,73 @@ INPUT = "input"
 RECORDS = 1
 """The form of records and of what they rest on; another one does not go into the same file."""
 
-Watch = Callable[["State"], None]
+SUMS = ("evaluations", "standard_error")
+"""Fields of records that are added up for progress."""
+
+
+@runtime_checkable
+class Shards(Protocol):
+    """Rows in shards. Small and picklable: every process reads its own shards."""
+
+    @property
+    def shards(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def digest(self) -> str:
+        """Of the content and of how it is cut."""
+        ...
+
+    def read(self, shard: int) -> list[Any]: ...
+
+
+@runtime_checkable
+class Input(Protocol):
+    """What is read, and how, as a value."""
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that the rows depend on beside the content of the input, by name."""
+        ...
+
+    def cut(self, work: Path) -> Shards:
+        """Its rows in shards, with what there is to know about them in a work directory."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class Work:
+    """Everything that a worker needs to do shards."""
+
+    rows: Shards
+    job: Job
+    parts: Parts
+    threads: int | None = None
+    """Of a worker on the processor; None leaves it to torch."""
+
+    def do(self, shard: int) -> Done:
+        """Read a shard, score its rows, commit the part. The first one loads the model."""
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+        records, rejected = self.job.score(self.rows.read(shard))
+        totals = dict.fromkeys(SUMS, 0.0)
+        for record in records:
+            for name in SUMS:
+                totals[name] += record[name] or 0.0
+        digest = self.parts.commit(shard, (*records, *rejected))
+        return Done(shard, digest, len(records), len(rejected), totals)
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Who does the shards. They may come back in any order; each is committed before it comes back."""
+
+    def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RunProgress:
     """How far a run is."""
 
     rows: int
@@ -42,7 +104,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run that is over."""
 
     out: Path
@@ -56,16 +118,16 @@ class Finished:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What to run. Results depend on what `job` and `cut` call their settings, and on what is in `settings`."""
+class RunPlan:
+    """What to run. Results depend on what `job` and `input` call their settings, and on what is in `settings`."""
 
     out: Path
     job: Job
-    cut: Cut
+    input: Input
     executor: Executor
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """More that results depend on: versions."""
-    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict)
     """For the manifest only: the command line."""
     threads: int | None = None
     resume: bool = True
@@ -73,82 +135,78 @@ class Plan:
     """Stop at the first rejected row."""
 
 
-def run(plan: Plan, watch: Watch = lambda state: None) -> Finished:
+def run(plan: RunPlan, show: Callable[[RunProgress], None] = lambda progress: None) -> FinishedRun:
     """Do what is left to do. Raises KeyboardInterrupt on Ctrl-C and SIGTERM: all finished shards are kept."""
     writer_for(plan.out)
-    compared = {**plan.job.settings(), **plan.cut.settings(), "records": RECORDS, **plan.settings}
+    compared = {**plan.job.settings(), **plan.input.settings(), "records": RECORDS, **plan.settings}
     plan = dataclasses.replace(plan, settings=compared)
     with interruptible(), stores.claimed(plan.out) as directory:
         try:
-            return _already_finished(plan, directory) or _run(plan, directory, watch)
+            return _already_finished(plan, directory) or _run(plan, directory, show)
         except OSError as error:
-            command = "same command" if plan.resume else "same command without --no-resume"
+            option = "" if plan.resume else " without --no-resume"
             raise InfodisError(
-                f"{error}. What was finished is kept in {directory}: when that is mended, the {command} goes on."
+                f"{error}. What was finished is kept in {directory}. Fix this and rerun the same command{option} to "
+                "resume."
             ) from error
         finally:
             if not (directory / stores.SETTINGS).exists():  # finished, or nothing was begun
                 stores.remove(directory)
 
 
-def _run(plan: Plan, directory: Path, watch: Watch) -> Finished:
-    path = directory / stores.SETTINGS
+def _run(plan: RunPlan, directory: Path, show: Callable[[RunProgress], None]) -> FinishedRun:
     stores.check_replaceable(plan.out)
+    rows, settings = _begin(plan, directory)
+    store = Store(directory, rows.shards)
+    before, earlier = store.done_rows, dict(store.totals)
+    work = Work(rows, plan.job, store.parts, plan.threads)
+    with contextlib.closing(_do_missing(plan.executor, work, store)) as steps:
+        for _ in steps:
+            show(RunProgress(rows.rows, store.done_rows, before, store.totals, earlier))
+            if plan.strict and (row := store.first_rejected()) is not None:
+                raise InputError(f"Line {row['line']} cannot be scored: {row['reason']} Fix it, or leave --strict out.")
+    joined = _join(plan, store, settings)
+    (directory / stores.SETTINGS).unlink()
+    return joined
+
+
+def _begin(plan: RunPlan, directory: Path) -> tuple[Shards, dict[str, Any]]:
+    """Cut the input, and note what the run was asked for; an earlier run must have been asked for the same."""
+    path = directory / stores.SETTINGS
     known = stores.read_settings(path) if plan.resume else None
     if known is not None:
         stores.check_settings({**known, INPUT: None}, plan.settings, where=directory)
-    source = plan.cut(directory / stores.SOURCE)
-    settings = {**plan.settings, INPUT: source.digest}
+    rows = plan.input.cut(directory / stores.SOURCE)
+    settings = {**plan.settings, INPUT: rows.digest}
     if known is None:
         stores.discard(directory)  # only now: an input that cannot be read costs nothing
     else:
         stores.check_settings(known, settings, where=directory)
     stores.write_settings(path, settings)
-    with stores.opened(directory, source.shards) as store:
-        work = Work(source, plan.job, store.parts, plan.threads)
-        before, earlier = _rows(store), dict(store.totals)
-        watch(State(source.rows, before, before, store.totals, earlier))
-        if plan.strict and earlier.get("rejected"):
-            raise InputError(_first_rejected(store, next(done for done in store.known() if done.rejected)))
-        if not store.done.all():
-            with contextlib.closing(_closable(plan.executor.run(work, store.missing))) as results:
-                for done in results:
-                    store.note(done)
-                    watch(State(source.rows, _rows(store), before, store.totals, earlier))
-                    if plan.strict and done.rejected:
-                        raise InputError(_first_rejected(store, done))
-        finished = _join(plan, store, settings)
-    path.unlink()
-    return finished
+    return rows, settings
 
 
-def _closable(results: Iterator) -> Any:
-    """As a generator, which can be closed."""
-    yield from results
+def _do_missing(executor: Executor, work: Work, store: Store) -> Generator[None, None, None]:
+    """Do the shards that are missing. Yields when there is something to show: at first, and after every shard."""
+    yield
+    if not store.complete:
+        for done in executor.run(work, store.missing):
+            store.add(done)
+            yield
 
 
-def _rows(store: Store) -> int:
-    return int(store.totals.get("rows", 0) + store.totals.get("rejected", 0))
-
-
-def _first_rejected(store: Store, done: Done) -> str:
-    lines = list(store.parts.lines(done))
-    row = json.loads(lines[done.rows])
-    return f"Line {row['line']} cannot be scored: {row['reason']} Mend it, or leave --strict out."
-
-
-def _join(plan: Plan, store: Store, settings: dict[str, Any]) -> Finished:
+def _join(plan: RunPlan, store: Store, settings: dict[str, Any]) -> FinishedRun:
     """All parts as one file, rejected rows as another, and a manifest that says how they came about."""
     rejected, summary = stores.rejected_path(plan.out), plan.job.summary()
     there = bool(store.totals.get("rejected"))
     with atomic_file(plan.out, within=store.directory) as records, atomic_file(rejected, within=store.directory) as bad:
         with writer_for(plan.out)(records, plan.job.columns) as output, bad.open("wb") as refused:
-            for done in store.in_order():
-                lines = list(store.parts.lines(done))
-                for line in lines[: done.rows]:
+            for shard in range(store.shards):
+                lines, others = store.lines(shard)
+                for line in lines:
                     output.add(line)
                     summary.add(json.loads(line))
-                refused.writelines(lines[done.rows :])
+                refused.writelines(others)
         hashes = digest_of(records), digest_of(bad)
         stores.check_replaceable(plan.out)  # again: something may have been put there since
         stores.announce(store.directory, *hashes)
@@ -160,14 +218,14 @@ def _join(plan: Plan, store: Store, settings: dict[str, Any]) -> Finished:
         "summary": (result := summary.result()),
         "sha256": hashes[0],
         **({"rejected_sha256": hashes[1]} if there else {}),
-        **plan.about,
+        **plan.provenance,
     }
     told = json.dumps(sealed(manifest), indent=2, ensure_ascii=False) + "\n"
     atomic_text(stores.manifest_path(plan.out), told, within=store.directory)
-    return Finished(plan.out, rejected if there else None, dict(store.totals), result, store.redone, fresh=True)
+    return FinishedRun(plan.out, rejected if there else None, dict(store.totals), result, store.redone, fresh=True)
 
 
-def _already_finished(plan: Plan, directory: Path) -> Finished | None:
+def _already_finished(plan: RunPlan, directory: Path) -> FinishedRun | None:
     """What an earlier run of the same thing left, if its file is still what it wrote."""
     manifest = stores.read_manifest(plan.out)
     begun = (directory / stores.SETTINGS).exists()
@@ -176,11 +234,11 @@ def _already_finished(plan: Plan, directory: Path) -> Finished | None:
     stores.check_settings({**manifest["settings"], INPUT: None}, plan.settings, where=plan.out)
     if digest_of(plan.out) != manifest["sha256"]:
         return None
-    digest = plan.cut(directory / stores.SOURCE).digest
+    digest = plan.input.cut(directory / stores.SOURCE).digest
     stores.check_settings(manifest["settings"], {**plan.settings, INPUT: digest}, where=plan.out)
     totals = manifest.get("totals", {})
     rejected = _if_there(stores.rejected_path(plan.out)) if totals.get("rejected") else None
-    return Finished(plan.out, rejected, totals, manifest.get("summary", {}), 0, fresh=False)
+    return FinishedRun(plan.out, rejected, totals, manifest.get("summary", {}), 0, fresh=False)
 
 
 def _if_there(path: Path) -> Path | None:

@@ -1,9 +1,9 @@
 """Results on disk while a run is going on: parts that are whole or absent, and a list of those that count.
 
 Beside OUT lies `OUT.work/` with what the run was asked for (`settings.json`), a part for every finished shard, and
-`manifest.jsonl`, a line per part with its hash. A part counts once its line is on disk. At the end the parts are joined
-into OUT, and `OUT.manifest.json` says how OUT came about. Killed at any moment, the next run finds all finished shards.
-All but the parts and OUT carry checksums: a part whose line is damaged is done again.
+`manifest.jsonl`, a journal with the hash of every part. A part counts once its line is on disk. At the end the
+parts are joined into OUT, and `OUT.manifest.json` says how OUT came about. Killed at any moment, the next run finds all
+finished shards. All but the parts and OUT carry checksums: a part whose line is damaged is done again.
 
 What an earlier run left at OUT stays until the new result is complete, and is replaced only if it is ours: if
 `OUT.manifest.json` names its hash, or `OUT.work/result.json` does, which lists what is about to be put there.
@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from infodis.files import (
     remove_unfinished_of,
     sync,
 )
-from infodis.snapshot import CHECK, sealed, unsealed
+from infodis.journal import CHECK, Journal, sealed, unsealed
 
 SETTINGS, MANIFEST, PARTS = "settings.json", "manifest.jsonl", "parts"
 SOURCE, RESULT = "source", "result.json"
@@ -51,7 +51,7 @@ class Done:
     """Records in the part; lines behind them are rejected rows."""
     rejected: int
     totals: dict[str, float]
-    """Sums over the records, for progress and summary: evaluations, nats, tokens, ..."""
+    """Sums over the records, for progress: evaluations and standard errors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,31 +63,29 @@ class Parts:
     def path(self, shard: int) -> Path:
         return self.directory / f"{shard // FOLDER_PARTS:06d}" / f"{shard:09d}.jsonl"
 
-    def commit(self, shard: int, records: Iterable[dict[str, Any]], rejected: Iterable[dict[str, Any]]) -> str:
+    def commit(self, shard: int, lines: Iterable[dict[str, Any]]) -> str:
         """Write a part so that it is there as a whole or not at all. Returns its hash."""
         path = self.path(shard)
         path.parent.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha256()
-        with atomic_file(path) as unfinished, unfinished.open("wb") as file:
-            for one in (*records, *rejected):
-                line = encode(one)
-                digest.update(line)
-                file.write(line)
-        return digest.hexdigest()
+        content = b"".join(map(encode, lines))
+        with atomic_file(path) as unfinished:
+            unfinished.write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
 
-    def lines(self, done: Done) -> Iterator[bytes]:
-        """The lines of a part, after checking its hash."""
-        content = self.path(done.shard).read_bytes()
-        if hashlib.sha256(content).hexdigest() != done.digest:
-            raise Corrupted(f"{self.path(done.shard)} changed while it was read. Run the command again: it is redone.")
-        return iter(content.splitlines(keepends=True))
+    def lines(self, shard: int, digest: str) -> list[bytes]:
+        """The lines of a part; raises `Corrupted` unless it has this hash."""
+        content = self.path(shard).read_bytes()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise Corrupted(f"{self.path(shard)} changed while it was read. Run the command again: it is redone.")
+        return content.splitlines(keepends=True)
 
-    def holds(self, done: Done) -> bool:
+    def holds(self, shard: int, digest: str) -> bool:
         """Whether the part is there and is what was written."""
         try:
-            return hashlib.sha256(self.path(done.shard).read_bytes()).hexdigest() == done.digest
-        except OSError:
+            self.lines(shard, digest)
+        except (OSError, Corrupted):
             return False
+        return True
 
 
 class Corrupted(InputError):
@@ -99,125 +97,81 @@ def encode(record: dict[str, Any]) -> bytes:
     return JSON.encode(record).encode() + b"\n"
 
 
-@dataclasses.dataclass
 class Store:
-    """The work directory of one run, under its lock. Open it with `opened`."""
+    """The finished shards of a run, in a work directory that is locked and whose settings were checked."""
 
-    directory: Path
-    shards: int
-    done: "np.ndarray"
-    """True for every shard that counts."""
-    totals: dict[str, float]
-    redone: int
-    """Parts that were found damaged, and lines of the manifest."""
-    _manifest: BinaryIO
+    def __init__(self, directory: Path, shards: int) -> None:
+        """Find and verify what an earlier run has finished."""
+        remove_unfinished(directory)
+        for folder in (directory / PARTS).glob("*"):
+            remove_unfinished(folder)
+        self.directory, self.shards, self.parts = directory, shards, Parts(directory / PARTS)
+        self.totals: dict[str, float] = {}
+        self._journal = Journal(directory / MANIFEST)
+        self._digests = np.zeros(shards, dtype="S64")  # of what may be millions of shards, 80 bytes each are kept
+        self._rows, self._rejected = np.full(shards, -1), np.zeros(shards, dtype=np.int64)
+        self.redone = self._recall()
+        """Parts that were found damaged, and lines of the journal: their shards are done again."""
+
+    def _recall(self) -> int:
+        """Count what an earlier run has finished, as it was noted last; returns how much of it is damaged."""
+        lines, parts = 0, set()
+        for fields in self._journal.entries():
+            done = None if fields is None else _done(fields)
+            if done is None:
+                lines += 1
+            elif 0 <= done.shard < self.shards and self.parts.holds(done.shard, done.digest):
+                self._count(done)
+            elif 0 <= done.shard < self.shards:
+                parts.add(done.shard)
+        return lines + sum(not self.has(shard) for shard in parts)
+
+    def has(self, shard: int) -> bool:
+        return bool(self._rows[shard] >= 0)
 
     @property
-    def parts(self) -> Parts:
-        return Parts(self.directory / PARTS)
+    def complete(self) -> bool:
+        return bool((self._rows >= 0).all())
 
     @property
     def missing(self) -> Iterator[int]:
         """Shards still to do, lowest first."""
-        return (int(shard) for shard in np.flatnonzero(~self.done))
+        return (int(shard) for shard in np.flatnonzero(self._rows < 0))
 
-    def note(self, done: Done) -> None:
+    @property
+    def done_rows(self) -> int:
+        """Rows that are scored or rejected."""
+        return int(self.totals.get("rows", 0) + self.totals.get("rejected", 0))
+
+    def add(self, done: Done) -> None:
         """From now on this shard counts."""
-        self._manifest.write(encode(sealed(dataclasses.asdict(done))))
-        self._manifest.flush()
-        os.fsync(self._manifest.fileno())
+        self._journal.append(dataclasses.asdict(done))
         self._count(done)
 
     def _count(self, done: Done) -> None:
-        if self.done[done.shard]:
+        if self.has(done.shard):
             return
-        self.done[done.shard] = True
-        self.totals["rows"] = self.totals.get("rows", 0) + done.rows
-        self.totals["rejected"] = self.totals.get("rejected", 0) + done.rejected
-        for name, value in done.totals.items():
+        self._digests[done.shard], self._rows[done.shard] = done.digest, done.rows
+        self._rejected[done.shard] = done.rejected
+        for name, value in {"rows": done.rows, "rejected": done.rejected, **done.totals}.items():
             self.totals[name] = self.totals.get(name, 0) + value
 
-    def known(self) -> Iterator[Done]:
-        """What is known of the shards that count, in the order in which they were done."""
-        found = _read(self.directory / MANIFEST, self.shards)
-        return (done for done in found if done is not None and self.done[done.shard])
+    def lines(self, shard: int) -> tuple[list[bytes], list[bytes]]:
+        """The records of a finished shard, and its rejected rows."""
+        lines, rows = self.parts.lines(shard, self._digests[shard].decode()), int(self._rows[shard])
+        return lines[:rows], lines[rows:]
 
-    def in_order(self) -> Iterator[Done]:
-        """What is known of every shard, by number, without holding all of it."""
-        where = np.full(self.shards, -1, dtype=np.int64)
-        with (self.directory / MANIFEST).open("rb") as file:
-            offset = 0
-            for line in file:
-                if (done := _done(line)) is not None:
-                    where[done.shard] = offset  # a shard that was redone counts as it was last
-                offset += len(line)
-            for shard, offset in enumerate(where.tolist()):
-                file.seek(max(0, offset))
-                done = _done(file.readline())
-                if done is None or done.shard != shard:
-                    raise Corrupted(f"{file.name} changed while it was read. Run the command again: it is redone.")
-                yield done
+    def first_rejected(self) -> dict[str, Any] | None:
+        """The first row that could not be scored, if there is one."""
+        shard = int(np.argmax(self._rejected > 0))
+        return json.loads(self.lines(shard)[1][0]) if self._rejected[shard] else None
 
 
-@contextlib.contextmanager
-def opened(directory: Path, shards: int) -> Iterator[Store]:
-    """The store in a directory that is locked and whose settings were checked: what counts is found and verified."""
-    remove_unfinished(directory)
-    for folder in (directory / PARTS).glob("*"):
-        remove_unfinished(folder)
-    path = directory / MANIFEST
-    _drop_torn_line(path)
-    with path.open("ab") as manifest:
-        store = Store(directory, shards, np.zeros(shards, dtype=bool), {}, 0, manifest)
-        damaged, lines = set(), 0
-        for done in _read(path, shards):
-            if done is None:
-                lines += 1
-            elif store.parts.holds(done):
-                store._count(done)
-            else:
-                damaged.add(done.shard)
-        store.redone = lines + sum(not store.done[shard] for shard in damaged)
-        yield store
-
-
-def _read(path: Path, shards: int) -> Iterator[Done | None]:
-    """The lines of a manifest; None for one that is damaged, whose shard is done again."""
-    with path.open("rb") as file:
-        for line in file:
-            done = _done(line)
-            if done is None or 0 <= done.shard < shards:
-                yield done
-
-
-def _done(line: bytes) -> Done | None:
-    """A line of the manifest, if it is what was written."""
+def _done(fields: dict[str, Any]) -> Done | None:
     try:
-        return Done(**unsealed(json.loads(line)))
-    except (ValueError, TypeError):
+        return Done(**fields)
+    except TypeError:
         return None
-
-
-def _drop_torn_line(path: Path) -> None:
-    """A killed run may have written half a line."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content_end = file.seek(0, os.SEEK_END)
-        whole = _end_of_last_line(file, content_end)
-        if whole < content_end:
-            file.truncate(whole)
-
-
-def _end_of_last_line(file: BinaryIO, end: int) -> int:
-    while end > 0:
-        start = max(0, end - 4096)
-        file.seek(start)
-        at = file.read(end - start).rfind(b"\n")
-        if at >= 0:
-            return start + at + 1
-        end = start
-    return 0
 
 
 def work_directory(out: Path) -> Path:

@@ -1,8 +1,9 @@
 """What the records of a run come to, added up one by one."""
 
-import dataclasses
 import math
 from typing import Any, Protocol, runtime_checkable
+
+from infodis.result import RateSum
 
 
 @runtime_checkable
@@ -13,42 +14,6 @@ class Summary(Protocol):
     def result(self) -> dict[str, Any]: ...
 
 
-@dataclasses.dataclass
-class Rate:
-    """A ratio of sums over units drawn from many, such as nats per token over rows, with two errors.
-
-    `monte_carlo_error` is what more forward rows would remove. `sampling_error` is that of the rate as a stand-in for
-    more units of the kind: the linearised error of a ratio estimator, from the spread of the units, masks included.
-    """
-
-    units: int = 0
-    above: float = 0.0
-    below: float = 0.0
-    variance: float = 0.0
-    squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-    def add(self, above: float, below: float, variance: float) -> None:
-        self.units += 1
-        self.above += above
-        self.below += below
-        self.variance += variance
-        one, two, three = self.squares
-        self.squares = (one + above * above, two + above * below, three + below * below)
-
-    def result(self, scale: float = 1.0) -> dict[str, float | None] | None:
-        """Value and errors times `scale`; None if there is nothing to divide by."""
-        if not self.below:
-            return None
-        rate = self.above / self.below
-        spread = max(0.0, self.squares[0] - 2 * rate * self.squares[1] + rate * rate * self.squares[2])
-        sampling = math.sqrt(spread * self.units / (self.units - 1)) / self.below if self.units > 1 else None
-        return {
-            "value": rate * scale,
-            "monte_carlo_error": math.sqrt(self.variance) / self.below * scale,
-            "sampling_error": None if sampling is None else sampling * scale,
-        }
-
-
 BIT = 1 / math.log(2)
 
 
@@ -56,7 +21,7 @@ class ScoreSummary:
     """Likelihoods per row, per token and per byte."""
 
     def __init__(self) -> None:
-        self.per_row, self.per_token, self.per_byte = Rate(), Rate(), Rate()
+        self.per_row, self.per_token, self.per_byte = RateSum(), RateSum(), RateSum()
         self.evaluations = self.impossible = self.short = self.rows = 0
 
     def add(self, record: dict[str, Any]) -> None:
@@ -88,7 +53,7 @@ class RatioSummary:
     """The mean ratio, and how often it is positive."""
 
     def __init__(self) -> None:
-        self.mean = Rate()
+        self.mean = RateSum()
         self.evaluations = self.impossible = self.positive = self.sure = self.rows = 0
 
     def add(self, record: dict[str, Any]) -> None:
@@ -153,8 +118,8 @@ class PerplexitySummary:
     """
 
     def __init__(self) -> None:
-        self.documents = [Rate(), Rate()]
-        self.windows = [Rate(), Rate()]
+        self.documents = [RateSum(), RateSum()]
+        self.windows = [RateSum(), RateSum()]
         self.evaluations = self.impossible = self.tokens = self.rows = self.count = 0
         self._id: Any = None
         self._document = [0.0, 0.0, 0.0, 0.0]
@@ -196,7 +161,7 @@ class PerplexitySummary:
         }
 
 
-def _add_unit(rates: list[Rate], nats: float, tokens: float, size: float, variance: float) -> None:
+def _add_unit(rates: list[RateSum], nats: float, tokens: float, size: float, variance: float) -> None:
     rates[0].add(nats, tokens, variance)
     if size:
         rates[1].add(nats, size, variance)

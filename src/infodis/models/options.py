@@ -1,10 +1,11 @@
 """How a model is loaded: one value that the command line builds and jobs and integrations carry to `load_with`."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infodis.errors import InputError
 from infodis.models.tokenizers import Tokenizer, tokenizer_named
+from infodis.settings import option
 
 if TYPE_CHECKING:
     import torch
@@ -12,24 +13,19 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def _option(default: Any, help: str, **limits: Any) -> Any:
-    """A field with the words for --help, and limits such as `min`, beside it."""
-    return dataclasses.field(default=default, metadata={"help": help, **limits})
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:
     """Every option of `load`. To add one, add a field here and read it where it matters."""
 
-    tokenizer: str | Tokenizer | None = _option(
-        None, "For models that come without one: text8, dna, characters:<alphabet>, or a tokenizer.json."
+    tokenizer: str | Tokenizer | None = option(
+        None, "For models that come without one: text8, dna, characters:<alphabet>, or a tokenizer.json.", kind=str
     )
-    device: str = _option("auto", "auto (a GPU if there is one), cpu, cuda, mps, ...")
-    dtype: str = _option("float32", "What the network computes in: float32, bfloat16 or float16.")
-    autocast: bool = _option(False, "Compute in bfloat16 where torch thinks it safe.")
-    compile: bool = _option(False, "Run the network through torch.compile.")
-    batch_tokens: int | None = _option(None, "Tokens of a batch, padding included. On a GPU found by a probe.", min=1)
-    trust_remote_code: bool = _option(False, "Run code that comes with the model.")
+    device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, mps, ...")
+    dtype: str = option("float32", "What the network computes in: float32, bfloat16 or float16.")
+    autocast: bool = option(False, "Compute in bfloat16 where torch thinks it safe.")
+    compile: bool = option(False, "Run the network through torch.compile.")
+    batch_tokens: int | None = option(None, "Tokens of a batch, padding included. On a GPU found by a probe.", min=1)
+    trust_remote_code: bool = option(False, "Run code that comes with the model.")
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

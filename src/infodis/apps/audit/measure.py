@@ -6,7 +6,6 @@ All three meet the same masks, so that their differences are sharper than each o
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -17,19 +16,18 @@ from infodis.estimate import Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, run_batched
 from infodis.item import Item
 from infodis.jobs.inputs import Entry, Scored
-from infodis.jobs.jobs import (
+from infodis.jobs.job import (
     ESTIMATE_COLUMNS,
     TOKEN_COLUMNS,
-    ModelSpec,
-    RowJob,
-    RowScorer,
+    Record,
+    ReferenceJob,
     numbers,
     rounded,
     token_fields,
 )
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import ScoreSummary
-from infodis.models.model import Model, check_same_tokens
+from infodis.models.model import Model
 from infodis.predictor import Predictor
 from infodis.result import Measured, Stopped
 from infodis.sample import Sample
@@ -159,58 +157,26 @@ def _win_rate(sample: Sample, rival: Sample) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class AuditJob(RowJob):
+class AuditJob(ReferenceJob[Scored, RowMeasurement]):
     """Measure every row given its prompt, without it, and under a reference if there is one."""
 
-    reference: ModelSpec | None = None
+    command = "audit"
+    summary = ScoreSummary
 
     @property
     def columns(self) -> Columns:
         return {**ESTIMATE_COLUMNS, **AUDIT_COLUMNS, **TOKEN_COLUMNS}
 
-    def summary(self) -> ScoreSummary:
-        return ScoreSummary()
-
-    def settings(self) -> dict[str, Any]:
-        return {"command": "audit", **super().settings()}
-
-    def open(self) -> "AuditScorer":
-        model = self.model.load()
-        other = None if self.reference is None else self.reference.load()
-        if other is not None:
-            check_same_tokens(model, other)
-        return AuditScorer(self, model, other, self.model.fingerprint)
-
-
-AUDIT_COLUMNS: Columns = {
-    "bytes": "whole",
-    "text": "text",
-    "explained": "number",
-    "explained_error": "number",
-    "beyond_reference": "number",
-    "beyond_reference_error": "number",
-    "win_rate": "number",
-    "nll_by_mask_rate": "numbers",
-}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class AuditScorer(RowScorer[Entry, Scored, RowMeasurement]):
-    """The scorer of `AuditJob`."""
-
-    job: AuditJob
-    model: Model
-    reference: Model | None
-    fingerprint: str
-
     def read(self, row: Entry) -> Scored:
-        return row.scored(self.model, self.job.reading)
+        return row.scored(self.loaded_model, self.reading)
 
     def measure(self, ready: Sequence[Scored]) -> Sequence[RowMeasurement]:
-        rows, evaluations = [PromptedItem.of(self.model, one.item) for one in ready], self.job.request.rows
-        return measure_rows(self.model, rows, reference=self.reference, evaluations=evaluations, seed=self.job.seed)
+        rows, evaluations = [PromptedItem.of(self.loaded_model, one.item) for one in ready], self.request.rows
+        return measure_rows(
+            self.loaded_model, rows, reference=self.loaded_reference, evaluations=evaluations, seed=self.seed
+        )
 
-    def record(self, row: Entry, ready: Scored, found: RowMeasurement) -> dict[str, Any]:
+    def record(self, row: Entry, ready: Scored, found: RowMeasurement) -> Record:
         nll = Measured.mean(found.values)
         bits = None if found.impossible else nll.value / math.log(2)
         tokens = ready.item.target.numel()
@@ -232,11 +198,23 @@ class AuditScorer(RowScorer[Entry, Scored, RowMeasurement]):
             **({"truncated": ready.truncated} if ready.truncated else {}),
             "design": str(found.design),
             "stopped": found.stopped,
-            "seed": self.job.seed,
-            "model": self.fingerprint,
+            "seed": self.seed,
+            "model": self.model.fingerprint,
             "text": row.texts()[1],
-            **token_fields(row, self.model, ready.item, found.per_token, found.per_token_error),
+            **token_fields(row, self.loaded_model, ready.item, found.per_token, found.per_token_error),
         }
+
+
+AUDIT_COLUMNS: Columns = {
+    "bytes": "whole",
+    "text": "text",
+    "explained": "number",
+    "explained_error": "number",
+    "beyond_reference": "number",
+    "beyond_reference_error": "number",
+    "win_rate": "number",
+    "nll_by_mask_rate": "numbers",
+}
 
 
 def difference(one: Values | None, other: Values | None) -> Measured | None:

@@ -5,6 +5,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -12,13 +13,14 @@ from torch import Tensor
 
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec
-from infodis.jobs.jobs import ModelSpec
 from infodis.jobs.local import InProcess
-from infodis.jobs.run import Plan, State, run
-from infodis.jobs.scores import Score, Scores
+from infodis.jobs.run import RunPlan, RunProgress, run
+from infodis.jobs.scores import ScoreJob
 from infodis.models.adapters import LoadedModel
 from infodis.models.model import Model
 from infodis.models.nets.network import Features, Network, Places, Tokens
+from infodis.models.options import ModelOptions
+from infodis.models.spec import ModelSpec
 from infodis.models.tokenizers import tokenizer_named
 from infodis.rng import stream
 
@@ -50,16 +52,25 @@ def instant() -> Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class InstantScore(Score):
-    """`Score` with `Letters`."""
+class InstantSpec(ModelSpec):
+    """`Letters` as a model that is loaded by name."""
 
-    model: ModelSpec = ModelSpec("instant", device="cpu")
+    name: str = "instant"
+    options: ModelOptions = ModelOptions(device="cpu")
+    fingerprint: ClassVar = "instant"
 
-    def settings(self) -> dict[str, str | int]:
-        return {"command": "score", "seed": self.seed, "request": str(self.request)}
+    def load(self) -> Model:
+        return instant()
 
-    def open(self) -> Scores:
-        return Scores(self, instant(), "instant")
+    def settings(self, name: str = "model") -> dict[str, Any]:
+        return {name: self.fingerprint}
+
+
+@dataclasses.dataclass(frozen=True)
+class InstantScore(ScoreJob):
+    """`ScoreJob` with `Letters`."""
+
+    model: ModelSpec = InstantSpec()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,17 +94,17 @@ def engine(rows: int, *, evaluations: int = 8) -> EngineResult:
     torch.set_num_threads(1)
     sizes: dict[int, float] = {}
 
-    def note_memory(state: State) -> None:
-        sizes[state.done] = memory_mebibytes()
+    def note_memory(progress: RunProgress) -> None:
+        sizes[progress.done] = memory_mebibytes()
 
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         _write(place / "rows.jsonl", rows)
         job = InstantScore(request=Request(evaluations=evaluations))
-        plan = Plan(
+        plan = RunPlan(
             out=place / "out.jsonl",
             job=job,
-            cut=InputSpec(str(place / "rows.jsonl"), 4096),
+            input=InputSpec(str(place / "rows.jsonl"), 4096),
             executor=InProcess(),
         )
         begin = time.perf_counter()

@@ -6,6 +6,7 @@ and, summed up, into the harness's results.
 """
 
 import collections
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +32,9 @@ from infodis.apps.lm_eval.scorer import RequestScorer, ResponseCache
 from infodis.errors import InputError
 from infodis.files import check_apart
 from infodis.models.chat import chat_text, chat_tokenizer
-from infodis.models.loading import load
+from infodis.models.loading import load_with
 from infodis.models.model import Model
+from infodis.models.options import ModelOptions
 
 NAME = "infodis"
 
@@ -44,7 +46,7 @@ class InfodisLM(DistributedLM):
 
     Args:
         pretrained: what `infodis.load` takes, or a loaded model.
-        device, dtype, tokenizer, trust_remote_code, autocast, batch_tokens: as for `infodis.load`.
+        device, dtype: as for `infodis.load`; the other options of a model may be among `given`.
         cache: a directory where responses are kept, so that a killed run can be resumed.
         out: a JSONL file for the error and the forward passes of every request.
         given: see `ModelArgs`.
@@ -56,31 +58,24 @@ class InfodisLM(DistributedLM):
         *,
         device: str | None = None,
         dtype: str = "float32",
-        tokenizer: str | None = None,
-        trust_remote_code: bool = False,
-        autocast: bool = False,
-        batch_tokens: int | None = None,
         cache: str | None = None,
         out: str | None = None,
         max_batch_size: int | None = None,
         **given: Any,
     ) -> None:
         super().__init__()
+        names = {field.name for field in dataclasses.fields(ModelOptions)} & given.keys()
+        dtype = "float32" if dtype == "auto" else dtype
+        options = ModelOptions(device=device or "auto", dtype=dtype, **{name: given.pop(name) for name in names})
         self.args = ModelArgs.read(given)
         if isinstance(pretrained, Model):
             self.model = pretrained
         else:
-            self.model = load(
-                pretrained,
-                device=local_device(device or "auto"),
-                dtype="float32" if dtype == "auto" else dtype,
-                tokenizer=tokenizer,
-                trust_remote_code=trust_remote_code,
-                autocast=autocast,
-                batch_tokens=batch_tokens,
-            )
+            self.model = load_with(pretrained, dataclasses.replace(options, device=local_device(options.device)))
         self._device = self.model.device
-        self._settings = self.args.settings() | _computed_in(self.model) | {"trust_remote_code": trust_remote_code}
+        self._settings = (
+            self.args.settings() | _computed_in(self.model) | {"trust_remote_code": options.trust_remote_code}
+        )
         if cache is not None or out is not None:
             self._settings |= _identity(self.model)
         if cache is not None and not self._settings["model"]:

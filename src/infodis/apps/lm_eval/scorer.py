@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from infodis.errors import InputError, PredictorError
 from infodis.estimate import estimate_items
 from infodis.evaluate import Batching, run_batched
 from infodis.item import Item
+from infodis.journal import Journal
 from infodis.models.model import Model
 from infodis.quantities.choose import Verdict, race_coroutine
 from infodis.result import Measured
-from infodis.snapshot import sealed, unsealed
 
 PASSES = 2**15
 """Forward passes between two visits to the cache, about: what a crash costs."""
@@ -37,20 +36,24 @@ def digest(*path: Any) -> str:
 class ResponseCache:
     """Records by the hash of what was asked; without a directory they are kept for this run only.
 
-    A directory has a file for every combination of model, estimator, seed and dtype. The first line of a file says
-    which; every other line is a record with a checksum. Lines are appended whole, by any number of processes. A damaged
-    one is dropped, and its request is scored again.
+    A directory has a file for every combination of model, estimator, seed and dtype. It is a journal, to
+    which any number of processes may add. A damaged line is dropped, and its request is scored again.
     """
 
     def __init__(self, directory: Path | None, settings: dict[str, Any]) -> None:
-        self._header = json.dumps(settings, sort_keys=True).encode() + b"\n"
-        self._file = None if directory is None else directory / f"{digest(settings)}.jsonl"
+        self._journal: Journal | None = None
         self._known: Records = {}
-        if directory is not None and self._file is not None:
-            if directory.exists() and not directory.is_dir():
-                raise InputError(f"The cache must be a directory; {directory} is a file. Choose another place.")
-            directory.mkdir(parents=True, exist_ok=True)
-            self._known = self._read(self._file)
+        if directory is None:
+            return
+        if directory.exists() and not directory.is_dir():
+            raise InputError(f"The cache must be a directory; {directory} is a file. Choose another place.")
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{digest(settings)}.jsonl"
+        self._journal = Journal(path, json.loads(json.dumps(settings, sort_keys=True)))
+        if self._journal.read_head() not in (None, self._journal.head):
+            raise InputError(f"{path} is not what this program wrote: its first line is another one. Move it away.")
+        found = (fields for fields in self._journal.entries() if fields is not None and "key" in fields)
+        self._known = {fields.pop("key"): fields for fields in found}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -61,49 +64,9 @@ class ResponseCache:
 
     def add(self, records: Records) -> None:
         """Keep records: they are on disk when this returns."""
-        import fcntl  # imported here: not every system has it
-
         self._known |= records
-        if self._file is None or not records:
-            return
-        lines = b"".join(json.dumps(sealed({"key": key, **fields})).encode() + b"\n" for key, fields in records.items())
-        with open(self._file, "a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            size = _whole(file)
-            file.truncate(size)
-            file.write(lines if size else self._header + lines)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _read(self, path: Path) -> Records:
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return {}
-        lines = content.split(b"\n")[:-1]  # what is behind the last line end was never finished
-        if path.is_symlink() or not (content.startswith(self._header) or self._header.startswith(content)):
-            raise InputError(f"{path} is not what this program wrote: its first line is another one. Move it away.")
-        found: Records = {}
-        for line in lines[1:]:
-            try:
-                fields = unsealed(json.loads(line))
-                found[fields.pop("key")] = fields
-            except (ValueError, KeyError):
-                continue  # damaged: asked again
-        return found
-
-
-def _whole(file: Any) -> int:
-    """Where the last whole line of a file ends."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - 2**16)
-        file.seek(start)
-        place = file.read(end - start).rfind(b"\n")
-        if place >= 0:
-            return min(size, start + place + 1)
-        end = start
-    return 0
+        if self._journal is not None and records:
+            self._journal.append(*({"key": key, **fields} for key, fields in records.items()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

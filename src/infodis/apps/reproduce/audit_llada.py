@@ -29,8 +29,8 @@ from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Verdict, 
 from infodis.apps.reproduce.prompts import Row, TextCutter, WindowShape, continuations, transliterate
 from infodis.apps.reproduce.triplets import in_text8_letters
 from infodis.figures import Figure
-from infodis.jobs.jobs import ModelSpec
 from infodis.models.model import Model
+from infodis.models.spec import ModelSpec
 from infodis.models.tokenizers import text8_style
 from infodis.result import Interval
 from infodis.rng import key

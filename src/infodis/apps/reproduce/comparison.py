@@ -27,10 +27,10 @@ from infodis.figures import Figure
 from infodis.files import atomic_text
 from infodis.jobs import scores
 from infodis.jobs.inputs import InputSpec, Reading
-from infodis.jobs.jobs import ModelSpec
+from infodis.jobs.job import Job
 from infodis.jobs.local import InProcess
-from infodis.jobs.run import Plan, run
-from infodis.jobs.work import Job
+from infodis.jobs.run import RunPlan, run
+from infodis.models.spec import ModelSpec
 from infodis.result import Interval, Measured
 from infodis.rng import key
 
@@ -47,7 +47,7 @@ Values = Float64[Tensor, " rows"]
 
 def paper_job(model: ModelSpec, samples: int, seed: int) -> Job:
     """Conditional nll by the time-free estimator as it is printed: independent masks, nothing subtracted."""
-    return scores.Score(model, Request(TimeFree(), control=None, evaluations=samples), seed=seed, per_token=True)
+    return scores.ScoreJob(model, Request(TimeFree(), control=None, evaluations=samples), seed=seed, per_token=True)
 
 
 def our_job(model: ModelSpec, evaluations: int, seed: int) -> Job:
@@ -63,10 +63,10 @@ def score_rows(workspace: Workspace, name: str, rows: Sequence[Row], job: Job) -
     workspace.keep(f"{name}-settings", {**job.settings(), "texts": key(text)}, lambda: None)  # others are refused
     if not source.exists() or source.read_text(encoding="utf-8") != text:
         atomic_text(source, text)
-    plan = Plan(
+    plan = RunPlan(
         out=workspace.directory / f"{name}.jsonl",
         job=job,
-        cut=InputSpec(str(source), TOGETHER),
+        input=InputSpec(str(source), TOGETHER),
         executor=InProcess(),
     )
     finished = run(plan, lambda state: workspace.progress(name, state.done, state.rows))

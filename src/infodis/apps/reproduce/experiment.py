@@ -11,8 +11,9 @@ from infodis.apps.report.values import ReportTable
 from infodis.device import resolve_device
 from infodis.errors import InputError
 from infodis.figures import Figure
-from infodis.files import atomic_text
-from infodis.jobs.jobs import ModelSpec
+from infodis.journal import Journal
+from infodis.models.options import ModelOptions
+from infodis.models.spec import ModelSpec
 from infodis.predictor import Predictor
 from infodis.result import Measured
 from infodis.train.config import Config
@@ -100,16 +101,19 @@ class Workspace:
         """
         path = self.directory / f"{name}.jsonl"
         head = json.loads(json.dumps({**settings, "seed": self.seed}))
-        known = _read(path, head)
+        journal = Journal(path, {"settings": head})
+        before = journal.read_head()
+        if before is not None and (not isinstance(before, dict) or "settings" not in before):
+            raise InputError(f"{path} is there already, and is not ours. Move it away, or choose another --out.")
+        if before not in (None, journal.head):
+            _refuse(path, before["settings"], head)
+        known = {entry["key"]: entry["value"] for entry in journal.entries() if entry is not None}
         self.directory.mkdir(parents=True, exist_ok=True)
-        lines = [{"settings": head}, *({"key": key, "value": value} for key, value in known.items())]
-        atomic_text(path, "".join(json.dumps(line) + "\n" for line in lines))  # without half a line at its end
-        with path.open("a", encoding="utf-8") as file:
-            for number, key in enumerate(keys):
-                if key not in known:
-                    self.progress(name, number, len(keys))
-                    known[key] = json.loads(json.dumps(make(key)))
-                    print(json.dumps({"key": key, "value": known[key]}), file=file, flush=True)
+        for number, key in enumerate(keys):
+            if key not in known:
+                self.progress(name, number, len(keys))
+                known[key] = json.loads(json.dumps(make(key)))
+                journal.append({"key": key, "value": known[key]})
         return [known[key] for key in keys]
 
     def keep_cells(
@@ -142,29 +146,8 @@ class Workspace:
     def model_spec(self, small: str, large: str) -> ModelSpec:
         """The model that the user named, or that of the size."""
         name = self.model or self.pick(small, small, large)
-        return ModelSpec(name, device=self.device, dtype="float32" if self.device == "cpu" else "bfloat16")
-
-
-def _read(path: Path, head: Mapping[str, Any]) -> dict[str, Any]:
-    """What an earlier run left, if its settings were the same. Half a line at the end is dropped."""
-    if not path.is_file():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    found: dict[str, Any] = {}
-    for number, line in enumerate(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if number == 0 and not (isinstance(record, dict) and isinstance(record.get("settings"), dict)):
-            raise InputError(f"{path} is there already, and is not ours. Move it away, or choose another --out.")
-        if record is None:
-            break
-        if number == 0 and record["settings"] != head:
-            _refuse(path, record["settings"], head)
-        if number and line.endswith("\n"):
-            found[record["key"]] = record["value"]
-    return found
+        dtype = "float32" if self.device == "cpu" else "bfloat16"
+        return ModelSpec(name, ModelOptions(device=self.device, dtype=dtype))
 
 
 def _refuse(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

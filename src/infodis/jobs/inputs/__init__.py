@@ -3,20 +3,19 @@
 An input is a file of JSON objects, one a line (.jsonl, .json, .ndjson), a table (.csv, .tsv, .parquet), or text, where
 every line that is not blank is a row; all but Parquet may be packed (.gz). `-` is standard input.
 
-    source = cut("rows.jsonl", work, rows=1000)
-    for row in source.read(0):                       # Entry or Rejected
+    shards = InputSpec("rows.jsonl", shard_rows=1000).cut(work)
+    for row in shards.read(0):                       # Entry or Rejected
         row.scored(model, Reading(truncate="left"))  # raises Refused, which names the field at fault
 
 Nothing here grows with the input: shards are found by an index on disk, ids that are used twice by sorting on disk.
 """
 
-from infodis.jobs.inputs.cutting import Empty, cut, entries
+from infodis.jobs.inputs.cutting import Empty, InputSpec, entries
 from infodis.jobs.inputs.entry import Choices, Entry
 from infodis.jobs.inputs.places import is_table
 from infodis.jobs.inputs.reading import Reading, Scored, field_names
 from infodis.jobs.inputs.rejected import Refused, Rejected
-from infodis.jobs.inputs.source import Source
-from infodis.jobs.inputs.spec import InputSpec
+from infodis.jobs.inputs.source import RowShards
 
 __all__ = [
     "Choices",
@@ -26,9 +25,8 @@ __all__ = [
     "Reading",
     "Refused",
     "Rejected",
+    "RowShards",
     "Scored",
-    "Source",
-    "cut",
     "entries",
     "field_names",
     "is_table",

@@ -16,7 +16,7 @@ import itertools
 import json
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,8 +30,10 @@ from infodis.jobs.inputs.lines import Jsonl, Layout, Record, Table, Text
 from infodis.jobs.inputs.parquet import Parquet
 from infodis.jobs.inputs.places import BUFFER, Place, find
 from infodis.jobs.inputs.rejected import Rejected
-from infodis.jobs.inputs.source import DUPLICATES, INDEX, Shard, Source
-from infodis.snapshot import Snapshot, sealed, state_of, unsealed
+from infodis.jobs.inputs.source import DUPLICATES, INDEX, RowShards, Shard
+from infodis.journal import sealed, unsealed
+from infodis.settings import settings_of, uncompared
+from infodis.snapshot import Snapshot, state_of
 
 DIRECTORY, COPY, ABOUT, SCRATCH = "input", "copy", "about.json", "scratch"
 
@@ -49,61 +51,67 @@ class Empty(InputError):
     """An input has no rows."""
 
 
-def cut(
-    input: str | Path,
-    work: Path,
-    *,
-    rows: int,
-    limit: int | None = None,
-    format: str | None = None,
-    fields: Mapping[str, str] | None = None,
-) -> Source:
-    """Cut an input into shards, or find it cut already.
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """An input by name, and how it is read."""
 
-    Args:
-        input: a file, a pipe, or `-` for standard input.
-        work: a directory for what is found. One process at a time may cut in it; others may read. What an earlier run
-            left is used again if it was of the same input, in size and time of change. A pipe has neither: it is read
-            again, unless nothing comes.
-        rows: of a shard; large ones hold fewer.
-        limit: at most so many rows.
-        format: jsonl, csv, tsv, parquet or text, where the suffix does not say it.
-        fields: what fields are called in the file, where that is something else, like {"text": "sentence"}.
-    """
-    for name, number in (("rows", rows), ("limit", limit)):
-        if number is not None and number < 1:
-            raise InputError(f"{name} must be at least 1, got {number}.")
-    place = find(input, format)
-    directory, names = work / DIRECTORY, dict(fields or {})
-    about = {
-        "form": FORM,
-        "input": None if place.path is None else str(place.path.resolve()),
-        "state": place.state(),
-        "kind": place.kind,
-        "rows": rows,
-        "limit": limit,
-        "fields": names,
-    }
-    known = _known(place, directory, about)
-    if known is not None and place.regular:
-        return _source(place, directory, known)
-    with place.told(), place.opened() as file:
-        if known is not None and (file.isatty() or not file.peek(1)):
-            return _source(place, directory, known)
-        with atomic_directory(directory, replace=True) as unfinished:
-            cutting = _Cutting(place, unfinished, rows, limit, names)
-            found = cutting.parquet(file) if place.kind == "parquet" else cutting.lines(file)
-            if place.state() != about["state"]:
-                raise InputError(f"{place.name} was changed while it was read. Start when it is complete.")
-            (unfinished / ABOUT).write_text(json.dumps(sealed({**about, **found})))
-    return _source(place, directory, {**about, **found})
+    input: str = dataclasses.field(metadata=uncompared("its content is hashed, wherever it lies"))
+    """A file, a pipe, or `-` for standard input."""
+    shard_rows: int
+    """Rows of a shard; of large rows it holds fewer."""
+    limit: int | None = None
+    """At most so many rows."""
+    format: str | None = None
+    """jsonl, csv, tsv, parquet or text, where the suffix does not say it."""
+    fields: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What fields are called in the file, where that is something else, like {"text": "sentence"}."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("shard_rows", self.shard_rows), ("limit", self.limit)):
+            if number is not None and number < 1:
+                raise InputError(f"{name} must be at least 1, got {number}.")
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that the rows depend on, by name."""
+        return settings_of(self)
+
+    def cut(self, work: Path) -> RowShards:
+        """Cut the input into shards, or find it cut already.
+
+        What is found goes into a directory. One process at a time may cut in it; others may read. What an earlier run
+        left is used again if it was of the same input, in size and time of change. A pipe has neither: it is read
+        again, unless nothing comes.
+        """
+        place, directory = find(self.input, self.format), work / DIRECTORY
+        about = {
+            "form": FORM,
+            "input": None if place.path is None else str(place.path.resolve()),
+            "state": place.state(),
+            "kind": place.kind,
+            "rows": self.shard_rows,
+            "limit": self.limit,
+            "fields": self.fields,
+        }
+        known = _known(place, directory, about)
+        if known is not None and place.regular:
+            return _shards(place, directory, known)
+        with place.told(), place.opened() as file:
+            if known is not None and (file.isatty() or not file.peek(1)):
+                return _shards(place, directory, known)
+            with atomic_directory(directory, replace=True) as unfinished:
+                cutting = _Cutting(place, unfinished, self.shard_rows, self.limit, self.fields)
+                found = cutting.parquet(file) if place.kind == "parquet" else cutting.lines(file)
+                if place.state() != about["state"]:
+                    raise InputError(f"{place.name} was changed while it was read. Start when it is complete.")
+                (unfinished / ABOUT).write_text(json.dumps(sealed({**about, **found})))
+        return _shards(place, directory, {**about, **found})
 
 
 def entries(input: str | Path, *, limit: int | None = None) -> Iterator[Entry]:
     """The rows of an input, one after another, at most `limit`. The first that cannot be read is an `InputError`."""
     with tempfile.TemporaryDirectory() as work:
         try:
-            source = cut(input, Path(work), rows=2**10, limit=limit)
+            source = InputSpec(str(input), 2**10, limit).cut(Path(work))
         except Empty:
             return
         for found in source:
@@ -133,13 +141,13 @@ def _read_state(place: Place, directory: Path) -> list[int] | None:
     return None if found is None else list(found)
 
 
-def _source(place: Place, directory: Path, known: dict[str, Any]) -> Source:
+def _shards(place: Place, directory: Path, known: dict[str, Any]) -> RowShards:
     names, columns = known["fields"], tuple(known["columns"])
     is_parquet = place.kind == "parquet"
     layout = Parquet(names, columns, known["footer"]) if is_parquet else _layout(place.kind, names, columns)
     path, (size, time) = place.plain(directory / COPY), known["read"]
     counts = known["shards"], known["found"]
-    return Source(place.name, path, directory, layout, *counts, known["digest"], (size, time), _noted(directory))
+    return RowShards(place.name, path, directory, layout, *counts, known["digest"], (size, time), _noted(directory))
 
 
 def _layout(kind: str, names: dict[str, str], columns: tuple[str, ...] = ()) -> Layout:

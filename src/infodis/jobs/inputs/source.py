@@ -35,8 +35,8 @@ class Shard(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """Rows in shards. Small and picklable: every process reads for itself, one shard at a time. `cut` makes one."""
+class RowShards:
+    """Rows in shards. Small and picklable: every process reads for itself, one shard at a time."""
 
     name: str
     """Of the input, for messages."""

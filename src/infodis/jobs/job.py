@@ -1,33 +1,29 @@
 """What jobs on rows have in common.
 
-A job is a small value that travels to workers; a scorer is the job with its models loaded. A row that cannot be scored
-is rejected with its line, field and reason, and harms no other row.
+A row that cannot be scored is rejected with its line, field and reason, and harms no other row.
 """
 
 import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from infodis.design import MaskDesign
-from infodis.device import resolve_device
 from infodis.errors import InfodisError
 from infodis.estimate import Request
 from infodis.item import Item
 from infodis.jobs.documents import Window
 from infodis.jobs.inputs import Entry, Reading, Refused, Rejected
 from infodis.jobs.outputs import Columns
-from infodis.jobs.work import Part
-from infodis.models.files import ModelFiles, locate
-from infodis.models.loading import load_with
-from infodis.models.model import Model
-from infodis.models.options import ModelOptions
+from infodis.jobs.summary import Summary
+from infodis.models.model import Model, check_same_tokens
+from infodis.models.spec import ModelSpec
 from infodis.result import Estimate
-from infodis.settings import Named, settings_of
+from infodis.settings import settings_of
 
 DIGITS = 6
 """Decimals of numbers in records: a millionth of a nat is less than what float32 can tell."""
@@ -36,75 +32,59 @@ Row = TypeVar("Row", Entry, Window)
 Ready = TypeVar("Ready")
 Found = TypeVar("Found")
 
-
-@dataclasses.dataclass(frozen=True)
-class ModelSpec(Named):
-    """A model by name, and how it is wanted."""
-
-    name: str
-    device: str = "auto"
-    """As settings and workers are told it: `auto` is resolved when this is made, where the run is started."""
-    dtype: str = "float32"
-    tokenizer: str | None = None
-    trust_remote_code: bool = False
-    autocast: bool = False
-    compile: bool = False
-    batch_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "device", resolve_device(self.device))
-
-    @property
-    def options(self) -> ModelOptions:
-        return ModelOptions(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ModelOptions)})
-
-    @functools.cached_property
-    def files(self) -> ModelFiles:
-        """What it is read from, as it was when that was asked first. Goes with this value to workers."""
-        return ModelFiles.of(locate(self.name), self.options)
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of configuration and weights, computed once."""
-        return self.files.model.digest
-
-    def load(self) -> Model:
-        """The model that `files` are about, or an `InputError`."""
-        files = self.files
-        model = load_with(self.name, self.options)
-        if model.files is not None:
-            files.check_same(model.files)
-        return model
-
-    def settings(self, name: str = "model") -> dict[str, Any]:
-        """What a result depends on. Where the model lies does not count, its files do."""
-        how = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "name"}
-        prefix = "" if name == "model" else f"{name}_"
-        told = {prefix + key: value for key, value in {**how, "tokenizer": self.files.tokenizer.digest}.items()}
-        return {name: self.fingerprint, **told}
+Record = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class RowJob(abc.ABC):
-    """What jobs on rows of a file have in common."""
+class Job(abc.ABC, Generic[Row, Ready, Found]):
+    """What is done with the rows of a file: each is read, all of a shard are measured together, each is recorded.
+
+    A small value that travels to workers. Each of them loads the models for itself, on first use.
+    """
+
+    command: ClassVar[str]
+    summary: ClassVar[Callable[[], Summary]]
+    """What adds up the records."""
 
     model: ModelSpec
-    request: Request = Request()
-    reading: Reading = Reading()
-    seed: int = 0
 
-    def __post_init__(self) -> None:
-        self.request.check_budget()
+    @property
+    @abc.abstractmethod
+    def columns(self) -> Columns:
+        """The fields of its records."""
+
+    @abc.abstractmethod
+    def read(self, row: Row) -> Ready:
+        """A row as the model sees it; raises `Refused`."""
+
+    @abc.abstractmethod
+    def measure(self, ready: Sequence[Ready]) -> "Sequence[Found | str]":
+        """The numbers of some rows; for one that has none, why."""
+
+    @abc.abstractmethod
+    def record(self, row: Row, ready: Ready, found: Found) -> Record:
+        """What is written about a row."""
 
     def settings(self) -> dict[str, Any]:
-        return settings_of(self)
+        """Everything that the results depend on, by name."""
+        return {"command": self.command, **settings_of(self)}
 
+    @functools.cached_property
+    def loaded_model(self) -> Model:
+        return self.model.load()
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowScorer(abc.ABC, Generic[Row, Ready, Found]):
-    """Rows are read, measured together, and told as records; what fails is rejected alone."""
+    @functools.cached_property
+    def loaded_reference(self) -> Model | None:
+        """A second model, for jobs that compare with one."""
+        return None
 
-    def score(self, rows: Sequence[Row | Rejected]) -> Part:
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the loaded models."""
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("loaded")}
+
+    def score(self, rows: Sequence[Row | Rejected]) -> tuple[list[Record], list[Record]]:
+        """The records of some rows, and what is wrong with the others, by line."""
+        self.loaded_model, self.loaded_reference  # noqa: B018 - what fails here is no fault of a row
         good: list[tuple[Row, Ready]] = []
         rejected: list[Rejected] = []
         for row in rows:
@@ -116,16 +96,12 @@ class RowScorer(abc.ABC, Generic[Row, Ready, Found]):
             except Refused as error:
                 rejected.append(row.rejected(error.field, str(error)))
         records = []
-        totals = {"evaluations": 0.0, "standard_error": 0.0}
         for (row, ready), found in zip(good, self._measured([ready for _, ready in good]), strict=True):
             if isinstance(found, str):
                 rejected.append(row.rejected(None, found))
-                continue
-            records.append(self.record(row, ready, found))
-            totals["evaluations"] += records[-1]["evaluations"]
-            totals["standard_error"] += records[-1]["standard_error"] or 0.0
-        rejected.sort(key=lambda one: one.line)
-        return Part(records, [one.record() for one in rejected], totals)
+            else:
+                records.append(self.record(row, ready, found))
+        return records, [one.record() for one in sorted(rejected, key=lambda one: one.line)]
 
     def _measured(self, ready: Sequence[Ready]) -> "list[Found | str]":
         """All together; if that fails, one by one, to find those it fails for. A string is why it failed."""
@@ -136,17 +112,32 @@ class RowScorer(abc.ABC, Generic[Row, Ready, Found]):
                 return [str(error)]
             return [found for one in ready for found in self._measured([one])]
 
-    @abc.abstractmethod
-    def read(self, row: Row) -> Ready:
-        """A row as the model sees it; raises `Refused`."""
 
-    @abc.abstractmethod
-    def measure(self, ready: Sequence[Ready]) -> "Sequence[Found | str]":
-        """The numbers of some rows."""
+@dataclasses.dataclass(frozen=True)
+class RowJob(Job[Entry, Ready, Found]):
+    """What jobs that estimate rows have in common."""
 
-    @abc.abstractmethod
-    def record(self, row: Row, ready: Ready, found: Found) -> dict[str, Any]:
-        """What is written about a row."""
+    request: Request = Request()
+    reading: Reading = Reading()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.request.check_budget()
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceJob(RowJob[Ready, Found]):
+    """The same under a second model too, if one is given."""
+
+    reference: ModelSpec | None = None
+
+    @functools.cached_property
+    def loaded_reference(self) -> Model | None:
+        if self.reference is None:
+            return None
+        other = self.reference.load()
+        check_same_tokens(self.loaded_model, other)
+        return other
 
 
 ESTIMATE_COLUMNS: Columns = {
