@@ -18,10 +18,11 @@ from infodis.jobs.work import Executor
 
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec
-from infodis.jobs.local import Processes
+from infodis.jobs.local import LocalProcesses
 from infodis.jobs.ray import RayActors
-from infodis.jobs.run import Plan, State, run
-from infodis.jobs.scores import Score
+from infodis.jobs.run import Executor, RunPlan, RunProgress, run
+from infodis.jobs.scores import ScoreJob
+from infodis.models.spec import ModelSpec
 from infodis.rng import stream
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -37,17 +38,17 @@ def write_rows(path: Path, count: int) -> None:
 
 def measure(rows: Path, out: Path, executor: Executor, arguments: argparse.Namespace) -> list[float]:
     """When each shard was finished."""
-    job = Score(ModelSpec("text8-tiny"), Request(evaluations=arguments.evaluations))
-    plan = Plan(
+    job = ScoreJob(ModelSpec("text8-tiny"), Request(evaluations=arguments.evaluations))
+    plan = RunPlan(
         out=out,
         job=job,
-        cut=InputSpec(str(rows), arguments.shard_rows),
+        input=InputSpec(str(rows), arguments.shard_rows),
         executor=executor,
         threads=1,
     )
     times: list[float] = []
 
-    def watch(state: State) -> None:
+    def watch(state: RunProgress) -> None:
         if state.done:
             times.append(time.monotonic())
 
@@ -69,7 +70,7 @@ def main() -> None:
     crews: dict[str, tuple[Executor, int]] = {
         "one Ray worker": (RayActors(1), 1),
         "two Ray workers": (RayActors(2), 2),
-        "two processes": (Processes(2), 2),
+        "two processes": (LocalProcesses(2), 2),
     }
     if arguments.rows < 8 * arguments.shard_rows:
         parser.error("At least 8 shards are needed: more --rows, or fewer --shard-rows.")

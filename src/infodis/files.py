@@ -231,22 +231,18 @@ def _note(path: Path, digest: str) -> None:
 # Directories to work in
 
 
-@contextlib.contextmanager
-def locked(directory: Path, *, name: str = LOCK, writes: Iterable[str] = ("*",)) -> Iterator[None]:
+def locked(
+    directory: Path, *, name: str = LOCK, writes: Iterable[str] = ("*",)
+) -> contextlib.AbstractContextManager[object]:
     """Keep other processes out of a directory of ours. The lock goes with the process, even if that is killed.
 
     Its file stays, and says that the directory is ours. Without it there must be nothing of what will be written, which
     is given by patterns; a directory that may hold other things too needs a lock of another `name`.
     """
-    with _acquired(directory / name, writes):
-        yield
-
-
-def _acquired(lock: Path, writes: Iterable[str]) -> "filelock.AcquireReturnProxy":
-    """The lock, held. Whoever had it before may take it away with its directory: then both are made anew."""
     import filelock
 
-    while True:
+    lock = directory / name
+    while True:  # whoever had the lock may take it away with its directory: then both are made anew
         _make_ours(lock, writes)
         try:
             return filelock.FileLock(lock, thread_local=False, fallback_to_soft=False).acquire(blocking=False)
@@ -255,7 +251,7 @@ def _acquired(lock: Path, writes: Iterable[str]) -> "filelock.AcquireReturnProxy
         except filelock.Timeout:
             if lock.exists():
                 raise InputError(
-                    f"Another process is at work in {lock.parent}. Wait until it ends, or choose another place."
+                    f"Another process is at work in {directory}. Wait until it ends, or choose another place."
                 ) from None
 
 
