@@ -20,23 +20,23 @@ GROUP = 2**16
 
 
 @runtime_checkable
-class Output(Protocol):
+class RecordWriter(Protocol):
     """A file that takes records one by one. A context: leaving it writes the end."""
 
     def add(self, line: bytes) -> None: ...
-    def __enter__(self) -> "Output": ...
+    def __enter__(self) -> "RecordWriter": ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
 
-def writer_for(out: Path) -> Callable[[Path, Columns], Output]:
+def writer_for(out: Path) -> Callable[[Path, Columns], RecordWriter]:
     """What writes files of this suffix."""
     if out.suffix in (".jsonl", ".ndjson"):
-        return JsonLines
+        return JsonLinesWriter
     if out.suffix == ".parquet":
         load_arrow()
-        return Parquet
+        return ParquetWriter
     raise InputError(f"An output ends in .jsonl or .parquet, got {out.name!r}.")
 
 
@@ -80,7 +80,7 @@ def _holds(value: Any, kind: Kind) -> bool:
     return type(value) is {"text": str, "whole": int, "flag": bool}[kind]
 
 
-class JsonLines:
+class JsonLinesWriter:
     """A record a line."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
@@ -89,14 +89,14 @@ class JsonLines:
     def add(self, line: bytes) -> None:
         self._file.write(line)
 
-    def __enter__(self) -> "JsonLines":
+    def __enter__(self) -> "JsonLinesWriter":
         return self
 
     def __exit__(self, *problem: object) -> None:
         self._file.close()
 
 
-class Parquet:
+class ParquetWriter:
     """A column a field, nulls where a record lacks it. Ids are strings."""
 
     def __init__(self, path: Path, columns: Columns) -> None:
@@ -115,7 +115,7 @@ class Parquet:
         self._writer.write_table(self._arrow.Table.from_pylist(self._waiting, schema=self._schema))
         self._waiting = []
 
-    def __enter__(self) -> "Parquet":
+    def __enter__(self) -> "ParquetWriter":
         return self
 
     def __exit__(self, kind: object, *problem: object) -> None:

@@ -15,7 +15,7 @@ import torch
 from infodis.errors import InputError, PredictorError
 from infodis.item import Item
 from infodis.jobs.inputs import Reading
-from infodis.jobs.inputs.reading import Part
+from infodis.jobs.inputs.reading import FieldValue
 from infodis.models.model import Model
 from infodis.quantities.perplexity import Windows, window_item
 from infodis.result import Estimate, Measured, sum_errors
@@ -210,7 +210,7 @@ class RequestReader:
         reading = Reading(max_length=most, truncate="left")
         shown = self.without_special(context)
         try:
-            found = reading.after(self.model, Part("context", shown), Part("continuation", continuation))
+            found = reading.after(self.model, FieldValue("context", shown), FieldValue("continuation", continuation))
         except InputError as error:
             raise InputError(f"{id}: {error}") from None
         if found.bytes is None:

@@ -26,9 +26,9 @@ from infodis.errors import InputError
 from infodis.files import atomic_directory
 from infodis.jobs.inputs.duplicates import Ids
 from infodis.jobs.inputs.entry import Entry
-from infodis.jobs.inputs.lines import Jsonl, Layout, Record, Table, Text
-from infodis.jobs.inputs.parquet import Parquet
-from infodis.jobs.inputs.places import BUFFER, Place, find
+from infodis.jobs.inputs.lines import CsvTable, Jsonl, LineFormat, Record, TextLines
+from infodis.jobs.inputs.parquet import ParquetRows
+from infodis.jobs.inputs.places import BUFFER, InputFile, find
 from infodis.jobs.inputs.rejected import Rejected
 from infodis.jobs.inputs.source import DUPLICATES, INDEX, RowShards, Shard
 from infodis.journal import sealed, unsealed
@@ -120,7 +120,7 @@ def entries(input: str | Path, *, limit: int | None = None) -> Iterator[Entry]:
             yield found
 
 
-def _known(place: Place, directory: Path, about: dict[str, Any]) -> dict[str, Any] | None:
+def _known(place: InputFile, directory: Path, about: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier cut found, if it was of the same thing and is all there."""
     try:
         known = unsealed(json.loads((directory / ABOUT).read_text()))
@@ -135,26 +135,26 @@ def _noted(directory: Path) -> Snapshot:
     return Snapshot.of([directory / INDEX, directory / DUPLICATES])
 
 
-def _read_state(place: Place, directory: Path) -> list[int] | None:
+def _read_state(place: InputFile, directory: Path) -> list[int] | None:
     """Of what rows are read from: the input, or its copy. As JSON gives it back."""
     found = state_of(place.plain(directory / COPY))
     return None if found is None else list(found)
 
 
-def _shards(place: Place, directory: Path, known: dict[str, Any]) -> RowShards:
+def _shards(place: InputFile, directory: Path, known: dict[str, Any]) -> RowShards:
     names, columns = known["fields"], tuple(known["columns"])
     is_parquet = place.kind == "parquet"
-    layout = Parquet(names, columns, known["footer"]) if is_parquet else _layout(place.kind, names, columns)
+    layout = ParquetRows(names, columns, known["footer"]) if is_parquet else _layout(place.kind, names, columns)
     path, (size, time) = place.plain(directory / COPY), known["read"]
     counts = known["shards"], known["found"]
     return RowShards(place.name, path, directory, layout, *counts, known["digest"], (size, time), _noted(directory))
 
 
-def _layout(kind: str, names: dict[str, str], columns: tuple[str, ...] = ()) -> Layout:
+def _layout(kind: str, names: dict[str, str], columns: tuple[str, ...] = ()) -> LineFormat:
     """Of a file of lines."""
     if kind == "text":
-        return Text({})
-    return Jsonl(names) if kind == "jsonl" else Table(names, "," if kind == "csv" else "\t", columns)
+        return TextLines({})
+    return Jsonl(names) if kind == "jsonl" else CsvTable(names, "," if kind == "csv" else "\t", columns)
 
 
 class _Shards:
@@ -222,7 +222,7 @@ class _Tape:
 class _Cutting:
     """One pass over an input."""
 
-    place: Place
+    place: InputFile
     directory: Path
     rows: int
     limit: int | None
@@ -235,7 +235,7 @@ class _Cutting:
         with (self.directory / INDEX).open("wb") as index, self._copy() as copy:
             tape = _Tape(file, self.place.kind, copy)
             records = layout.records(tape, mark=True)
-            if isinstance(layout, Table) and (header := next(records, None)) is not None:
+            if isinstance(layout, CsvTable) and (header := next(records, None)) is not None:
                 layout = layout.with_header(header, self.place.name)
             shards = _Shards(index, self.rows)
             for record in itertools.islice(records, self.limit):
@@ -247,7 +247,7 @@ class _Cutting:
                     ids.add(id, record.line)
             shards.close()
             digest = tape.digest()
-        return self._found(shards, ids, digest, columns=layout.header if isinstance(layout, Table) else ())
+        return self._found(shards, ids, digest, columns=layout.header if isinstance(layout, CsvTable) else ())
 
     def parquet(self, file: io.BufferedReader) -> dict[str, Any]:
         """Cut a Parquet file, copied if it comes through a pipe."""
@@ -258,7 +258,7 @@ class _Cutting:
                 if copy is not None:
                     copy.write(piece)
         path = self.place.plain(self.directory / COPY)
-        layout = Parquet.open(path, self.names, self.place.name)
+        layout = ParquetRows.open(path, self.names, self.place.name)
         ids = Ids(self.directory / SCRATCH)
         with (self.directory / INDEX).open("wb") as index:
             shards = _Shards(index, self.rows)

@@ -6,7 +6,7 @@ from typing import Any
 
 from infodis.errors import InputError
 from infodis.item import Item
-from infodis.jobs.inputs.reading import NOTHING, Part, Reading, Scored, checked_text, listed
+from infodis.jobs.inputs.reading import NOTHING, FieldValue, Reading, Scored, checked_text, listed
 from infodis.jobs.inputs.rejected import Refused, Rejected, excerpt_of, kind_of
 from infodis.models.model import Model
 from infodis.terminal import printable
@@ -99,21 +99,21 @@ class Entry:
     def _called(self, name: str) -> str:
         return self.names.get(name, name)
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> FieldValue:
         """None if the row has no such field."""
-        return Part(self._called(name), self.fields.get(self._called(name)))
+        return FieldValue(self._called(name), self.fields.get(self._called(name)))
 
-    def _string(self, name: str) -> Part:
+    def _string(self, name: str) -> FieldValue:
         part = self._part(name)
         if not isinstance(part.value, str):
             raise Refused(part.field, f"It must be a text; it is {kind_of(part.value)}.")
         return part
 
-    def _text_or_tokens(self, name: str) -> Part:
+    def _text_or_tokens(self, name: str) -> FieldValue:
         part = self._part(name)
         return part if isinstance(part.value, list) else self._string(name)
 
-    def _prompt(self, *names: str) -> Part:
+    def _prompt(self, *names: str) -> FieldValue:
         found = next((name for name in names if self.has(name)), None)
         return NOTHING if found is None else self._text_or_tokens(found)
 
@@ -133,7 +133,7 @@ class Entry:
         return Refused(self._called(name), f"A row needs {needs}; this one has {found}.")
 
 
-def _choice(field: str, number: int, value: Any) -> Part:
+def _choice(field: str, number: int, value: Any) -> FieldValue:
     if not isinstance(value, str | list):
         raise Refused(field, f"Choice {number} must be a text; it is {kind_of(value)}.")
-    return Part(field, value)
+    return FieldValue(field, value)

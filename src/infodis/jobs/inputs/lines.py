@@ -79,7 +79,7 @@ def _skipped(file: Readable) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout(abc.ABC):
+class LineFormat(abc.ABC):
     """How rows lie in a file of lines."""
 
     names: dict[str, str]
@@ -146,7 +146,7 @@ def _wrong_id(id: Any) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Text(Layout):
+class TextLines(LineFormat):
     """Every line that is not blank is a text."""
 
     def fields(self, text: str, record: Record) -> dict[str, Any] | str:
@@ -168,7 +168,7 @@ _JSON: Any = json.JSONDecoder(parse_constant=_refuse)
 
 
 @dataclasses.dataclass(frozen=True)
-class Jsonl(Layout):
+class Jsonl(LineFormat):
     """Every line that is not blank is a JSON object."""
 
     def fields(self, text: str, record: Record) -> dict[str, Any] | str:
@@ -208,7 +208,7 @@ def _hinted(text: str, reason: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table(Layout):
+class CsvTable(LineFormat):
     """CSV or TSV: the first record names the columns. A quoted field may hold separators, quotes and line ends."""
 
     separator: str
@@ -239,7 +239,7 @@ class Table(Layout):
     def may_have_id(self, record: Record) -> bool:
         return self.names.get("id", "id") in self.header
 
-    def with_header(self, record: Record, where: str) -> "Table":
+    def with_header(self, record: Record, where: str) -> "CsvTable":
         """Knows its columns."""
         header = tuple(cell.strip() for cell in record.cells or ())
         if not header or not "".join(header).isprintable():

@@ -22,7 +22,7 @@ AT_ONCE = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
-class Parquet:
+class ParquetRows:
     """The columns of a Parquet file that are looked at."""
 
     names: dict[str, str]
@@ -31,12 +31,12 @@ class Parquet:
     """A hash of what the file says about itself at its end."""
 
     @staticmethod
-    def open(path: Path, names: dict[str, str], where: str) -> "Parquet":
+    def open(path: Path, names: dict[str, str], where: str) -> "ParquetRows":
         with _opened(path, where) as file:
             columns = tuple(file.schema_arrow.names)
         check_columns(columns, names, where)
         used = {names.get(name, name) for name in FIELDS}
-        return Parquet(names, tuple(column for column in columns if column in used), _footer(path))
+        return ParquetRows(names, tuple(column for column in columns if column in used), _footer(path))
 
     def groups(self, path: Path, where: str) -> Iterator[tuple[int, int]]:
         """Rows of every row group, and their bytes."""

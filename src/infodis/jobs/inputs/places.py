@@ -33,7 +33,7 @@ BUFFER = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class InputFile:
     """An input that is there."""
 
     name: str
@@ -95,12 +95,12 @@ class Place:
             raise InputError(f"{self.name} is not a whole gzip file: {error}.") from error
 
 
-def find(input: str | Path, format: str | None = None) -> Place:
+def find(input: str | Path, format: str | None = None) -> InputFile:
     """An input by its name. `format` says what it holds where the name does not."""
     if format not in (None, *KINDS):
         raise InputError(f"The format of an input is one of {', '.join(KINDS)}; got {format!r}.")
     if str(input) == STANDARD_INPUT:
-        return Place("standard input", None, format or "jsonl", gzipped=False, regular=False)
+        return InputFile("standard input", None, format or "jsonl", gzipped=False, regular=False)
     path = Path(input)
     try:
         mode = path.stat().st_mode
@@ -116,7 +116,7 @@ def find(input: str | Path, format: str | None = None) -> Place:
     kind = format or SUFFIXES.get(Path(name.removesuffix(".gz")).suffix, "text")
     if gzipped and kind == "parquet":
         raise InputError(f"{path} must be unpacked first: Parquet is not read from a .gz file.")
-    return Place(str(path), path, kind, gzipped, stat.S_ISREG(mode))
+    return InputFile(str(path), path, kind, gzipped, stat.S_ISREG(mode))
 
 
 def is_table(input: str | Path, format: str | None = None) -> bool:

@@ -24,14 +24,14 @@ LONG_TOKEN = 256
 """Characters of a token, at most, on average over a row: a text beyond this is too long without being tokenised."""
 
 
-class Part(NamedTuple):
+class FieldValue(NamedTuple):
     """Something that a row holds, and the field it comes from."""
 
     field: str
     value: Any
 
 
-NOTHING = Part("", "")
+NOTHING = FieldValue("", "")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,21 +71,21 @@ class Reading:
             raise InputError(f"{model.name} takes at most {limit} tokens, max_length is {self.max_length}.")
         return self.max_length
 
-    def after(self, model: Model, prompt: Part, text: Part) -> Scored:
+    def after(self, model: Model, prompt: FieldValue, text: FieldValue) -> Scored:
         """A text after a prompt: both as text, or both as tokens. An empty prompt is none."""
         if isinstance(text.value, str) and isinstance(prompt.value, str):
             return self._text(model, prompt, text)
         own = token_list(text)
         before = [] if prompt.value == "" else token_list(prompt)
-        _refuse_empty(Part(text.field, own))
+        _refuse_empty(FieldValue(text.field, own))
         length = len(before) + len(own)
         item = Item(torch.tensor(before + own), torch.arange(len(before), length), torch.arange(len(before)))
         return self._checked(model, item, prompt, text)
 
-    def positions(self, model: Model, tokens: Part, target: Part, context: Part) -> Scored:
+    def positions(self, model: Model, tokens: FieldValue, target: FieldValue, context: FieldValue) -> Scored:
         """A row of tokens of which some positions are to be scored; None for those that are not given."""
         numbers = token_list(tokens)
-        _refuse_empty(Part(tokens.field, numbers))
+        _refuse_empty(FieldValue(tokens.field, numbers))
         if target.value is None and context.value is None:
             whole = Item(torch.tensor(numbers), torch.arange(len(numbers)), torch.arange(0))
             return self._checked(model, whole, tokens, tokens)
@@ -96,7 +96,7 @@ class Reading:
             raise Refused(target.field, str(error)) from None
         return self._checked(model, item, tokens, tokens)
 
-    def _text(self, model: Model, prompt: Part, text: Part) -> Scored:
+    def _text(self, model: Model, prompt: FieldValue, text: FieldValue) -> Scored:
         size = _bytes(text)
         characters = len(text.value) + len(prompt.value)
         _bytes(prompt)
@@ -117,7 +117,7 @@ class Reading:
         whole = found.item.target.numel() == row.target.numel()
         return Scored(found.item, size if whole else None, found.truncated)
 
-    def _checked(self, model: Model, item: Item, prompt: Part, text: Part) -> Scored:
+    def _checked(self, model: Model, item: Item, prompt: FieldValue, text: FieldValue) -> Scored:
         """Cut if need be; then every token that counts must be one that the model knows and says something about."""
         longest = self.longest(model)
         excess = 0 if longest is None else max(0, item.length - longest)
@@ -146,7 +146,7 @@ def field_names(given: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def listed(part: Part) -> Any:
+def listed(part: FieldValue) -> Any:
     """A list that a table holds as text, such as "[1, 2]", or as an empty cell; anything else as it is."""
     if not isinstance(part.value, str) or not part.value:
         return None if part.value == "" else part.value
@@ -156,7 +156,7 @@ def listed(part: Part) -> Any:
         raise Refused(part.field, "It must be a list like [1, 2]; it is a text.") from None
 
 
-def token_list(part: Part) -> list[int]:
+def token_list(part: FieldValue) -> list[int]:
     """Token ids, each of which fits into 64 bits."""
     tokens = listed(part)
     if not isinstance(tokens, list):
@@ -171,7 +171,7 @@ def token_list(part: Part) -> list[int]:
     return tokens
 
 
-def _places(part: Part, *, length: int) -> Any:
+def _places(part: FieldValue, *, length: int) -> Any:
     given = listed(part)
     if given is None:
         return None
@@ -188,21 +188,21 @@ def _places(part: Part, *, length: int) -> Any:
         raise Refused(part.field, str(error)) from None
 
 
-def checked_text(part: Part) -> str:
+def checked_text(part: FieldValue) -> str:
     """A text that is not empty and can be written as UTF-8."""
     _bytes(part)
     _refuse_empty(part)
     return str(part.value)
 
 
-def _bytes(part: Part) -> int:
+def _bytes(part: FieldValue) -> int:
     try:
         return len(part.value.encode())
     except UnicodeEncodeError as error:
         raise Refused(part.field, f"It is not Unicode: half of a surrogate pair at character {error.start}.") from None
 
 
-def _refuse_empty(part: Part) -> None:
+def _refuse_empty(part: FieldValue) -> None:
     if not part.value:
         raise Refused(part.field, "It is empty: there is nothing to score.")
 
@@ -211,7 +211,7 @@ def _too_long(found: str, longest: int) -> str:
     return f"It is too long: the row has {found}, at most {longest:,} tokens are taken. Cut it, or ask for truncation."
 
 
-def _fault(model: Model, prompt: Part, text: Part) -> Refused | None:
+def _fault(model: Model, prompt: FieldValue, text: FieldValue) -> Refused | None:
     """Which of two texts the tokenizer refuses; None if it is neither."""
     for part in (prompt, text):
         try:
@@ -221,7 +221,7 @@ def _fault(model: Model, prompt: Part, text: Part) -> Refused | None:
     return None
 
 
-def _cut(model: Model, item: Item, excess: int, *, left: bool, text: Part) -> tuple[Item, int]:
+def _cut(model: Model, item: Item, excess: int, *, left: bool, text: FieldValue) -> tuple[Item, int]:
     """Without so many tokens at one end, and how many these are. Special tokens around stay."""
     before, behind = _around(model, item)
     begin, first = model.loaded.begin_token, int(item.target[0]) - excess
@@ -253,7 +253,7 @@ def _around(model: Model, item: Item) -> tuple[int, int]:
     return first, last
 
 
-def _check_tokens(model: Model, item: Item, prompt: Part, text: Part) -> None:
+def _check_tokens(model: Model, item: Item, prompt: FieldValue, text: FieldValue) -> None:
     numbers, mask = item.tokens.numpy(), model.mask_token  # a third of the time of tensors
     unknown = numbers.min() < 0 or numbers.max() >= model.vocab_size
     if unknown or (mask < model.vocab_size and (numbers == mask).any()):

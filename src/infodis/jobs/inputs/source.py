@@ -12,8 +12,8 @@ import numpy as np
 from infodis.errors import InputError
 from infodis.jobs.inputs.duplicates import repeated
 from infodis.jobs.inputs.entry import Entry
-from infodis.jobs.inputs.lines import KEPT, LONGEST, Layout, Record, Text
-from infodis.jobs.inputs.parquet import Parquet
+from infodis.jobs.inputs.lines import KEPT, LONGEST, LineFormat, Record, TextLines
+from infodis.jobs.inputs.parquet import ParquetRows
 from infodis.jobs.inputs.rejected import Rejected
 from infodis.snapshot import Snapshot, State, state_of
 
@@ -44,7 +44,7 @@ class RowShards:
     """What is read: the input, or a plain copy of it."""
     directory: Path
     """Where the index is."""
-    layout: Layout | Parquet
+    layout: LineFormat | ParquetRows
     shards: int
     rows: int
     digest: str
@@ -57,7 +57,7 @@ class RowShards:
     @property
     def is_text(self) -> bool:
         """Whether rows are lines of text, and could as well be one long text."""
-        return isinstance(self.layout, Text)
+        return isinstance(self.layout, TextLines)
 
     def read(self, shard: int) -> list[Entry | Rejected]:
         """The rows of a shard, good and bad, in the order of the file."""
@@ -86,7 +86,7 @@ class RowShards:
             yield from self.read(shard)
 
     def _rows(self, shard: Shard) -> list[Entry | Rejected]:
-        if isinstance(self.layout, Parquet):
+        if isinstance(self.layout, ParquetRows):
             return self.layout.read(self.path, shard.offset, shard.size, shard.rows, line=shard.line)
         records = list(self._records(self.layout, shard))
         check = 0
@@ -96,7 +96,7 @@ class RowShards:
             raise InputError(f"{self.name} was changed after it was cut into shards. Leave it alone, and start over.")
         return [self.layout.read(record) for record in records]
 
-    def _records(self, layout: Layout, shard: Shard) -> Iterator[Record]:
+    def _records(self, layout: LineFormat, shard: Shard) -> Iterator[Record]:
         too_long = shard.size > LONGEST  # then it is the only row
         try:
             with self.path.open("rb", buffering=0) as file:
