@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from infodis.jobs.jobs import ModelSpec
 
 from infodis.apps.audit.analysis import Audit, analyse, task_named
 from infodis.apps.audit.measure import AuditJob
@@ -45,6 +44,7 @@ from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec, Reading
 from infodis.jobs.local import InProcess
 from infodis.jobs.run import Plan, run
+from infodis.models.spec import ModelSpec
 from infodis.rng import stream
 
 SHAPE = WindowShape(128, 128)

@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-from infodis.jobs.jobs import ModelSpec
-from infodis.jobs.work import Executor
 
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec
