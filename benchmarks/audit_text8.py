@@ -43,7 +43,7 @@ from infodis.apps.reproduce.prompts import (
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec, Reading
 from infodis.jobs.local import InProcess
-from infodis.jobs.run import Plan, run
+from infodis.jobs.run import RunPlan, run
 from infodis.models.spec import ModelSpec
 from infodis.rng import stream
 
@@ -72,10 +72,10 @@ def examined(name: str, rows: list[Row], out: Path, evaluations: int) -> Group:
     if not source.exists() or source.read_text(encoding="utf-8") != text:
         source.write_text(text, encoding="utf-8")
     job = AuditJob(ModelSpec("text8-tiny"), Request(evaluations=evaluations), Reading(), 0, None)
-    plan = Plan(
+    plan = RunPlan(
         out=out / f"{name}.jsonl",
         job=job,
-        cut=InputSpec(str(source), 16),
+        input=InputSpec(str(source), 16),
         executor=InProcess(),
     )
     finished = run(plan, lambda state: print(f"\r{name}: {state.done} of {state.rows} rows", end="", flush=True))

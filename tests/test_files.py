@@ -292,7 +292,7 @@ def test_a_cache_of_answers_that_is_not_ours(here):
 
     path = here / f"{digest({'model': 1})}.jsonl"
     path.write_text("no line end")
-    with pytest.raises(InputError, match="not what this program wrote"):
+    with pytest.raises(InputError, match="must be a file that infodis wrote"):
         ResponseCache(here, {"model": 1}).add({"key": {"value": 1}})
     with pytest.raises(InputError, match="is there already"):
         RequestLog(path, {})

@@ -70,7 +70,7 @@ def _options(group: Any, panel: str) -> Iterator[inspect.Parameter]:
         if field.default is False:
             flags = flags or ("--" + field.name.replace("_", "-"),)  # without a --no- that says nothing
         shown = typer.Option(*flags, rich_help_panel=panel, **about)
-        annotation = Annotated[kind, shown]  # type: ignore[valid-type]
+        annotation = Annotated[kind, shown]
         yield inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
         )

@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
@@ -43,7 +43,7 @@ class Job(abc.ABC, Generic[Row, Ready, Found]):
     """
 
     command: ClassVar[str]
-    summary: ClassVar[Callable[[], Summary]]
+    summary: ClassVar[type[Summary]]
     """What adds up the records."""
 
     model: ModelSpec
