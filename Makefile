@@ -38,7 +38,7 @@ KILLS ?= 200
 faults: $(STAMP)  ## kill `infodis score`, Ray's workers and its driver: the finished file is the same, others are untouched
 	$(BIN)/python tests/faults.py --kills $(KILLS)
 	$(BIN)/python tests/collisions.py --trials $(KILLS)
-	$(BIN)/python -m pytest -q -m slow tests/test_ray.py -k 'dies or killed'
+	$(BIN)/python -m pytest -q -m slow tests/jobs/test_ray.py -k 'dies or killed'
 
 mutations: $(STAMP)  ## break the sources on purpose, in a copy: a test must notice each time
 	$(BIN)/python tests/mutations.py

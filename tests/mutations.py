@@ -300,7 +300,7 @@ MUTATIONS = (
         "jobs/rolling.py",
         'key("window", one.id, one.number)',
         'key("window", one.number)',
-        ("test_engine.py::test_windows_of_documents_meet_masks_of_their_own",),
+        ("jobs/test_engine.py::test_windows_of_documents_meet_masks_of_their_own",),
     ),
     Mutation(
         "coupling-broken",
@@ -544,7 +544,7 @@ MUTATIONS = (
         "jobs/documents.py",
         "size * (len(piece) - context) / count",
         "size * len(piece) / count",
-        ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
+        ("jobs/test_engine.py::test_windows_share_the_bytes_of_their_document",),
     ),
     Mutation(
         "characters-for-bytes",
@@ -552,7 +552,7 @@ MUTATIONS = (
         "jobs/inputs/reading.py",
         "return len(part.value.encode())",
         "return min(len(part.value.encode()), len(part.value))",
-        ("test_inputs.py::test_bytes_are_those_of_utf_8",),
+        ("jobs/test_inputs.py::test_bytes_are_those_of_utf_8",),
     ),
     Mutation(
         "characters-for-bytes-of-documents",
@@ -560,7 +560,7 @@ MUTATIONS = (
         "jobs/documents.py",
         "[(len(text.encode()), model.tokenizer.encode(text))]",
         "[(len(text), model.tokenizer.encode(text))]",
-        ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
+        ("jobs/test_engine.py::test_windows_share_the_bytes_of_their_document",),
     ),
     Mutation(
         "characters-for-bytes-of-a-text",
@@ -568,7 +568,7 @@ MUTATIONS = (
         "jobs/documents.py",
         "((len(text.encode()), tokens) for",
         "((len(text), tokens) for",
-        ("test_engine.py::test_windows_share_the_bytes_of_their_document",),
+        ("jobs/test_engine.py::test_windows_share_the_bytes_of_their_document",),
     ),
     Mutation(
         "windows-are-units-of-a-corpus",
@@ -576,7 +576,7 @@ MUTATIONS = (
         "jobs/summary.py",
         "per_token, per_byte = self.documents if self.count > 1 else self.windows",
         "per_token, per_byte = self.windows",
-        ("test_engine.py::test_documents_are_the_units_of_a_corpus",),
+        ("jobs/test_engine.py::test_documents_are_the_units_of_a_corpus",),
     ),
     # Files: what is written is what was computed, once, and on disk before it counts.
     Mutation(
@@ -585,7 +585,7 @@ MUTATIONS = (
         "jobs/job.py",
         "DIGITS = 6",
         "DIGITS = 3",
-        ("test_engine.py::test_records_are_as_of_single_rows_and_bad_rows_are_told",),
+        ("jobs/test_engine.py::test_records_are_as_of_single_rows_and_bad_rows_are_told",),
     ),
     Mutation(
         "nan-written",
@@ -593,7 +593,7 @@ MUTATIONS = (
         "jobs/store.py",
         "allow_nan=False",
         "allow_nan=True",
-        ("test_engine.py::test_what_is_no_number_of_json_is_not_written",),
+        ("jobs/test_engine.py::test_what_is_no_number_of_json_is_not_written",),
     ),
     Mutation(
         "manifest-not-synced",
@@ -601,7 +601,7 @@ MUTATIONS = (
         "journal.py",
         "os.fsync(handle)",
         "os.fstat(handle)",
-        ("test_engine.py::test_a_shard_counts_once_its_line_is_on_disk",),
+        ("jobs/test_engine.py::test_a_shard_counts_once_its_line_is_on_disk",),
     ),
     Mutation(
         "part-not-synced",
@@ -609,7 +609,7 @@ MUTATIONS = (
         "files.py",
         "sync(unfinished)",
         "unfinished.stat()",
-        ("test_engine.py::test_a_file_is_on_disk_before_it_gets_its_name",),
+        ("jobs/test_engine.py::test_a_file_is_on_disk_before_it_gets_its_name",),
     ),
     Mutation(
         "part-unchecked-at-the-join",
@@ -617,7 +617,7 @@ MUTATIONS = (
         "jobs/store.py",
         "if hashlib.sha256(content).hexdigest() != digest:",
         "if not content:",
-        ("test_engine.py::test_a_part_that_changes_before_the_join_is_not_joined",),
+        ("jobs/test_engine.py::test_a_part_that_changes_before_the_join_is_not_joined",),
     ),
     Mutation(
         "part-unchecked-on-resume",
@@ -625,7 +625,7 @@ MUTATIONS = (
         "jobs/store.py",
         "            self.lines(shard, digest)\n",
         "            self.path(shard).stat()\n",
-        ("test_engine.py::test_a_damaged_part_is_found_and_redone",),
+        ("jobs/test_engine.py::test_a_damaged_part_is_found_and_redone",),
     ),
     Mutation(
         "torn-line-kept",
@@ -633,7 +633,7 @@ MUTATIONS = (
         "journal.py",
         'lines = b"\\n" + lines',
         "pass",
-        ("test_engine.py::test_a_torn_line_of_the_manifest_is_dropped",),
+        ("jobs/test_engine.py::test_a_torn_line_of_the_manifest_is_dropped",),
     ),
     Mutation(
         "lock-not-taken",
@@ -641,7 +641,7 @@ MUTATIONS = (
         "files.py",
         "return filelock.FileLock(lock, thread_local=False, fallback_to_soft=False).acquire(blocking=False)",
         "return contextlib.nullcontext()",
-        ("test_engine.py::test_one_run_at_a_time",),
+        ("jobs/test_engine.py::test_one_run_at_a_time",),
     ),
     Mutation(
         "foreign-file-replaced",
@@ -649,7 +649,7 @@ MUTATIONS = (
         "files.py",
         "if digest_of(path) not in (_written(path) if hashes is None else hashes):",
         "if not path.stat().st_size:",
-        ("test_files.py::test_what_the_user_changed_is_the_users",),
+        ("jobs/test_files.py::test_what_the_user_changed_is_the_users",),
     ),
     Mutation(
         "hard-links-not-seen",
@@ -657,7 +657,7 @@ MUTATIONS = (
         "files.py",
         "found.add((there.st_dev, there.st_ino))",
         "found.add(real)",
-        ("test_files.py::test_paths_are_compared_by_what_they_lead_to",),
+        ("jobs/test_files.py::test_paths_are_compared_by_what_they_lead_to",),
     ),
     Mutation(
         "foreign-directory-taken",
@@ -665,7 +665,7 @@ MUTATIONS = (
         "files.py",
         "if foreign is not None and not os.path.lexists(lock):",
         "if foreign is None and os.path.lexists(lock):",
-        ("test_files.py::test_a_foreign_file_in_the_way_is_refused",),
+        ("jobs/test_files.py::test_a_foreign_file_in_the_way_is_refused",),
     ),
     Mutation(
         "shards-discarded-too-early",
@@ -673,7 +673,7 @@ MUTATIONS = (
         "jobs/run.py",
         "    rows = plan.input.cut(directory / stores.SOURCE)\n",
         "    _ = known or stores.discard(directory)\n    rows = plan.input.cut(directory / stores.SOURCE)\n",
-        ("test_files.py::test_finished_shards_survive_an_input_that_cannot_be_read",),
+        ("jobs/test_files.py::test_finished_shards_survive_an_input_that_cannot_be_read",),
     ),
     Mutation(
         "result-not-announced",
@@ -681,7 +681,7 @@ MUTATIONS = (
         "jobs/run.py",
         "stores.announce(store.directory, *hashes)",
         "stores.announce(store.directory)",
-        ("test_engine.py::test_killed_while_an_old_result_is_replaced_there_is_the_old_or_the_new",),
+        ("jobs/test_engine.py::test_killed_while_an_old_result_is_replaced_there_is_the_old_or_the_new",),
     ),
     Mutation(
         "tokenizer-not-in-the-settings",
@@ -689,7 +689,7 @@ MUTATIONS = (
         "models/spec.py",
         '{**how, "tokenizer": self.files.tokenizer.digest}',
         '{**how, "tokenizer": None}',
-        ("test_score_command.py::test_another_tokenizer_on_resume_is_named",),
+        ("jobs/test_score_command.py::test_another_tokenizer_on_resume_is_named",),
     ),
     Mutation(
         "fields-not-in-the-settings",
@@ -697,7 +697,7 @@ MUTATIONS = (
         "jobs/inputs/cutting.py",
         "return settings_of(self)",
         "return {name: value for name, value in settings_of(self).items() if name != 'fields'}",
-        ("test_settings.py::test_a_change_of_any_field_is_refused",),
+        ("jobs/test_settings.py::test_a_change_of_any_field_is_refused",),
     ),
     Mutation(
         "another-model-loaded",
@@ -721,7 +721,7 @@ MUTATIONS = (
         "jobs/inputs/source.py",
         "if state_of(self.path) not in (None, self.state):",
         "if not self.name:",
-        ("test_inputs.py::test_input_that_changes_is_told",),
+        ("jobs/test_inputs.py::test_input_that_changes_is_told",),
     ),
     Mutation(
         "footer-unchecked",
@@ -729,7 +729,7 @@ MUTATIONS = (
         "jobs/inputs/parquet.py",
         "if _footer(path) != self.footer:",
         "if not self.footer:",
-        ("test_inputs.py::test_a_parquet_file_replaced_while_it_is_read_is_told",),
+        ("jobs/test_inputs.py::test_a_parquet_file_replaced_while_it_is_read_is_told",),
     ),
     Mutation(
         "checksum-unchecked",
@@ -738,7 +738,7 @@ MUTATIONS = (
         "if not fields or found.get(CHECK) != _checksum(fields):",
         "if not fields:",
         (
-            "test_engine.py::test_a_changed_digit_of_the_manifest_is_noticed",
+            "jobs/test_engine.py::test_a_changed_digit_of_the_manifest_is_noticed",
             "apps/test_lm_eval.py::test_a_changed_digit_of_the_cache_is_noticed",
         ),
     ),
@@ -748,7 +748,7 @@ MUTATIONS = (
         "jobs/inputs/cutting.py",
         'and _noted(directory).digest == known["noted"]',
         "and _noted(directory) is not None",
-        ("test_inputs.py::test_half_of_a_work_directory_is_made_again",),
+        ("jobs/test_inputs.py::test_half_of_a_work_directory_is_made_again",),
     ),
     Mutation(
         "commutators-added",
@@ -772,7 +772,7 @@ MUTATIONS = (
         "jobs/store.py",
         "if known.get(name) != asked.get(name)]",
         "if known.get(name) != asked.get(name) and name not in asked]",
-        ("test_engine.py::test_other_settings_are_refused_by_name",),
+        ("jobs/test_engine.py::test_other_settings_are_refused_by_name",),
     ),
     Mutation(
         "input-not-compared",
@@ -780,7 +780,7 @@ MUTATIONS = (
         "jobs/run.py",
         "settings = {**plan.settings, INPUT: rows.digest}",
         "settings = {**plan.settings, INPUT: (known or {}).get(INPUT, rows.digest)}",
-        ("test_engine.py::test_other_settings_are_refused_by_name",),
+        ("jobs/test_engine.py::test_other_settings_are_refused_by_name",),
     ),
     Mutation(
         "changed-input-read",
@@ -788,7 +788,7 @@ MUTATIONS = (
         "jobs/inputs/source.py",
         "or check != shard.check",
         "or not check",
-        ("test_inputs.py::test_input_that_changes_is_told",),
+        ("jobs/test_inputs.py::test_input_that_changes_is_told",),
     ),
     Mutation(
         "duplicate-ids-accepted",
@@ -796,7 +796,7 @@ MUTATIONS = (
         "jobs/inputs/source.py",
         "found.line not in again",
         "found.line in again",
-        ("test_inputs.py::test_ids_used_twice_are_told_across_shards",),
+        ("jobs/test_inputs.py::test_ids_used_twice_are_told_across_shards",),
     ),
     # Score entropies: the whole of time, and what is left at its end.
     Mutation(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from command_line import invoke
 from pretend import OnDevice, pretend_device
-from test_score_command import invoke
 from tiny_models import build
 from training_runs import Silent, losses, prepare
 

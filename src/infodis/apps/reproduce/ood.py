@@ -41,7 +41,7 @@ from infodis.apps.reproduce.prompts import (
 )
 from infodis.figures import Figure
 from infodis.files import atomic_text
-from infodis.jobs.jobs import ModelSpec
+from infodis.models.spec import ModelSpec
 from infodis.models.tokenizers import Characters, Tokenizer, text8_style
 from infodis.result import Interval
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig

@@ -12,22 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import invoke
 
 import infodis
-from infodis.cli import app
 from infodis.errors import InputError
 
 TEXTS = ["the cat sat on the mat", "seven wizards", "a", "the capital of france is paris", "zzzz qqqq"]
 FEW = ["--evaluations", "16", "--threads", "1"]
-
-
-def invoke(*arguments, code=0, input=None):
-    found = CliRunner().invoke(app, [str(argument) for argument in arguments], input=input)
-    if found.exception is not None and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    assert found.exit_code == code, found.output
-    return found
 
 
 def read(path):
@@ -124,7 +115,7 @@ def test_other_settings_on_resume_are_named(rows, tmp_path):
 
 def test_another_tokenizer_on_resume_is_named(rows, tmp_path):
     """Its tokens mean something else, though model and text are the same."""
-    out, model = tmp_path / "out.jsonl", Path(__file__).parent / "references" / "llada"
+    out, model = tmp_path / "out.jsonl", Path(__file__).parents[1] / "references" / "llada"
     alphabet = "abcdefghijklmnopqrstuvwxyz "
     how = ["score", rows, "--out", out, *FEW, "--model", model, "--tokenizer"]
     invoke(*how, f"characters:{alphabet}")

@@ -31,7 +31,7 @@ from infodis.noise.gaussian import gaussian_nll
 from infodis.predictor import from_function
 from infodis.terminal import printable
 
-REFERENCES = Path(__file__).parent / "references"
+REFERENCES = Path(__file__).parents[1] / "references"
 HOSTILE = "\x1b]0;title\x07\x1b[31m \x9b2J \x85\u2028\u2029 \u202eback\u2066 [/red] [bold]x :bomb: \udc80\r"
 
 

@@ -35,7 +35,7 @@ from infodis.jobs.inputs import (
 from infodis.jobs.inputs.duplicates import Ids, repeated
 from infodis.models.tokenizers import Characters, Subwords
 
-REFERENCES = Path(__file__).parent / "references"
+REFERENCES = Path(__file__).parents[1] / "references"
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -25,7 +25,7 @@ engine = pytest.importorskip("infodis.jobs.ray")
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data.context")  # of Ray about itself
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
@@ -43,7 +43,7 @@ class Broken(InstantScore):
 
 @pytest.fixture(autouse=True)
 def modules_of_tests(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS / 'jobs'}")
 
 
 def write_rows(path: Path, count: int, special: dict[int, object]) -> Path:
