@@ -83,7 +83,7 @@ def examined(name: str, rows: list[Row], out: Path, evaluations: int) -> Group:
     return Group.read(name, plan.out, rejected=int(finished.totals.get("rejected", 0)))
 
 
-def told(found: Audit) -> str:
+def table_row(found: Audit) -> str:
     """A line of the table."""
     ngrams = found.confounds.ngrams
     best = max(found.separations, key=lambda one: abs(one.auroc.value - 0.5))
@@ -130,7 +130,7 @@ def main() -> None:
         directory = given.out / f"{other}-against-{one}"
         directory.mkdir(exist_ok=True)
         write_audit(audit, directory, {"model": "text8-tiny", "evaluations": given.evaluations})
-        print(told(audit), flush=True)
+        print(table_row(audit), flush=True)
     print(null(found["text8"]))
 
 

@@ -7,10 +7,10 @@ The first races sequences of a Markov chain, most of them near ties, and counts 
 and the same with naive stopping.
 
 The second runs text8-tiny on files `hellaswag_300.jsonl`, `arc_challenge_300.jsonl` and `piqa_300.jsonl` in DIR, whose
-lines hold a prompt `x` and `choices`; text is brought to a-z and space with digits spelled out. It prints forward rows
-per choice, the share of decided questions, and how many of those decisions agree with `nll` at up to 2,048 rows per
-choice: blocks of 64 rows, fewer than 32 of them where the best is 6 standard errors ahead (`--clear inf` for all).
-FILE keeps them, so that an interrupted run goes on.
+lines hold a prompt `x` and `choices`; text is brought to a-z and space with digits spelled out. It prints the forward
+passes per choice, the share of decided questions, and how many of those decisions agree with `nll` at up to 2,048 rows
+per choice: blocks of 64 rows, fewer than 32 of them where the best is 6 standard errors ahead (`--clear inf` for all).
+FILE keeps them, so that an interrupted run can be resumed.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from infodis.oracle import MarkovChain
 from infodis.predictor import Predictor, RowPredictor, Rows
 from infodis.quantities import choose as racing
 from infodis.quantities.choose import Race, Verdict, race_coroutine
+from infodis.result import Measured, standard_error
 from infodis.rng import stream
 
 
@@ -96,7 +97,7 @@ def races(predictor: Predictor, asked: list[Question], race: Race, *, seed: int 
 def naive(scores: Tensor, exact: Tensor) -> Tensor:
     """Stop at the first t beyond 2.576, as if it were the only look."""
     excess = scores.unsqueeze(1) - scores.unsqueeze(0)
-    error = excess.std(-1) / math.sqrt(scores.shape[1]) if scores.shape[1] > 1 else 0.0
+    error = standard_error(excess, dim=-1)
     return torch.where(excess.mean(-1) > 2.576 * error, math.inf, -math.inf).double()
 
 
@@ -114,7 +115,7 @@ def synthetic(count: int) -> None:
         decided = sum(verdict.decided for verdict in found)
         print(
             f"{name}: {wrong} wrong of {count:,} races ({wrong / count:.2%}), {decided / count:.0%} decided, "
-            f"{rows:.1f} forward rows per choice, {time.perf_counter() - begin:.0f} s",
+            f"{rows:.1f} forward passes per choice, {time.perf_counter() - begin:.0f} s",
             flush=True,
         )
 
@@ -200,7 +201,8 @@ class Reference:
         """Mean and standard error."""
         parts = [self.known[item.key, seed] for seed in range(1, blocks + 1) if (item.key, seed) in self.known]
         values = torch.tensor([value for part in parts for value in part], dtype=torch.float64) / size
-        return float(values.mean()), 0.0 if len(values) == 1 else float(values.std()) / math.sqrt(len(values))
+        found = Measured.mean(values)
+        return found.value, found.standard_error
 
     def lead(self, question: Question, blocks: int) -> tuple[int, list[float]]:
         """The best choice, and how many standard errors each of the others is behind it."""
@@ -237,7 +239,7 @@ def real(given: argparse.Namespace) -> None:
             rows = [choice.evaluations for verdict in verdicts for choice in verdict.choices]
             decided = sum(verdict.decided for verdict in verdicts)
             print(
-                f"{name}, nll per {size}: {sum(rows) / len(rows):.1f} forward rows per choice, {decided} of "
+                f"{name}, nll per {size}: {sum(rows) / len(rows):.1f} forward passes per choice, {decided} of "
                 f"{len(verdicts)} decided, {time.perf_counter() - begin:.0f} s",
                 flush=True,
             )

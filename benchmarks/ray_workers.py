@@ -83,7 +83,7 @@ def main() -> None:
             rates[name] = rows_per_second(times, workers, arguments.shard_rows)
             contents.add(out.read_bytes())
             print(
-                f"{name}: {rates[name]:.2f} rows/s, {rates[name] * arguments.evaluations:.0f} forward rows/s; "
+                f"{name}: {rates[name]:.2f} rows/s, {rates[name] * arguments.evaluations:.0f} forward passes/s; "
                 f"first shard after {times[0] - begin:.1f} s, all after {times[-1] - begin:.1f} s",
                 flush=True,
             )

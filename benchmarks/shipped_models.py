@@ -59,7 +59,7 @@ def text8(file: Path, windows: int | None, evaluations: int) -> None:
         print(
             f"text8-tiny, {name}: {found.bits_per_token:.4f} bits per character, standard error "
             f"{found.per_token(found.monte_carlo_error):.4f} from masks, {found.per_token(found.sampling_error):.4f} "
-            f"from text and masks; {found.windows} windows, {found.evaluations:,} forward rows"
+            f"from text and masks; {found.windows} windows, {found.evaluations:,} forward passes"
         )
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="held-out text of a-z and space")
     parser.add_argument("--windows", type=int, help="score only so many, evenly spread")
-    parser.add_argument("--evaluations", type=int, default=16, help="forward rows per window")
+    parser.add_argument("--evaluations", type=int, default=16, help="forward passes per window")
     given = parser.parse_args()
     dna()
     if given.text is not None:

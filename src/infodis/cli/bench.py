@@ -38,7 +38,7 @@ def bench_variance(
     if out is not None:
         from infodis.figures import load_vega
 
-        load_vega()  # a missing library is told before the work, not after it
+        load_vega()  # a missing library is reported before the work, not after it
     temperatures = temperature or [0.5, 0.15]
     made = (problems.chain_problem(t, count=sequences) for t in temperatures)
     found = _collect("every design on every problem", experiments.variance(made, rows=rows, runs=runs), out, "variance")
@@ -219,7 +219,7 @@ def bench_throughput(
 def bench_engine(
     rows: Annotated[int, typer.Option(min=1, help="Short rows to score.")] = 300_000, out: Out = None
 ) -> None:
-    """Rows per second and memory of `infodis score` with a network that answers at once, 8 forward rows each, one core.
+    """Rows per second and memory of `infodis score` with an instant network, 8 forward passes each, one core.
 
     Example: [bold]infodis bench engine --rows 30000[/bold]
     """

@@ -63,7 +63,8 @@ def reproduce(
     """Run an experiment of the paper: data, training if any, estimates, figures, and a page with what holds.
 
     Every one finishes on two cores; --full is the paper's size. Numbers (outcome.json), figures and report.html land in
-    a directory of --out. Killed, the same command goes on; finished, it answers from what is there.
+    a directory of --out. Rerun a killed command to resume; a finished one
+    answers from what is there.
 
     Examples:
     [bold]infodis reproduce theory[/bold]
@@ -108,7 +109,7 @@ def reproduce(
 
 
 def _check_document(document: Path, *, smoke: bool) -> None:
-    """What cannot be written to is told before the work."""
+    """Refuse a document that cannot be written before the work begins."""
     from infodis.apps.reproduce.writing import sections_of
 
     if not document.parent.is_dir():

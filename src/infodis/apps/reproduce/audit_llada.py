@@ -275,12 +275,12 @@ def _influence(found: list[AuthorComparison], model: str) -> Claim:
     others = [one for one in found if one.author != OWN]
     preferred = [one for one in others if likelier(one.likely) == "holds"]
     innocent = model == SMALL and bool(others)
-    told = "Whether a preference shows influence takes a model of known training data that has one."
+    inference = "Whether a preference shows influence takes a model of known training data that has one."
     if innocent and preferred:
-        told = "Such a preference needs no influence: text that holds few surprises has it."
+        inference = "Such a preference needs no influence: text that holds few surprises has it."
     return Claim(
         "Higher likelihoods of text by a language model suggest that it influenced the model during training.",
-        " ".join([*([_innocence(model, preferred, others)] if innocent else []), told, *map(_beside, others)]),
+        " ".join([*([_innocence(model, preferred, others)] if innocent else []), inference, *map(_beside, others)]),
         "does not hold" if innocent and preferred else "not tested here",
     )
 

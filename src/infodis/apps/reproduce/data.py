@@ -102,8 +102,15 @@ def _rows_with(**needed: type) -> Callable[[Path], Rows]:
     return read
 
 
-_QUESTIONS = _rows_with(x=str, choices=list, label=int)
-_A_QUESTION_A_LINE = "A row is {id, x, choices, label}: a question, its answers, and which is right, from 0 on; see "
+def _questions(
+    file: str, hub: str, split: str, made: Callable[[Iterable[Row]], Rows], part: str | None = None
+) -> DataFile[Rows]:
+    """Multiple choice, one question a line."""
+    where = (
+        "A row is {id, x, choices, label}: a question, its answers, and which is right, from 0 on; see "
+        f"huggingface.co/datasets/{hub}."
+    )
+    return DataFile(file, where, _rows_with(x=str, choices=list, label=int), _data_set(hub, split, made, part))
 
 
 def _hellaswag(rows: Iterable[Row]) -> Rows:
@@ -162,24 +169,9 @@ def _triplets(responses: Mapping[str, Mapping[bool, list[str]]]) -> Iterator[dic
             yield {"prompt": prompt, "chosen": safe, "rejected": unsafe}
 
 
-HELLASWAG = DataFile(
-    "hellaswag_300.jsonl",
-    f"{_A_QUESTION_A_LINE}huggingface.co/datasets/Rowan/hellaswag.",
-    _QUESTIONS,
-    _data_set("Rowan/hellaswag", "validation", _hellaswag),
-)
-ARC = DataFile(
-    "arc_challenge_300.jsonl",
-    f"{_A_QUESTION_A_LINE}huggingface.co/datasets/allenai/ai2_arc.",
-    _QUESTIONS,
-    _data_set("allenai/ai2_arc", "test", _arc, "ARC-Challenge"),
-)
-PIQA = DataFile(
-    "piqa_300.jsonl",
-    f"{_A_QUESTION_A_LINE}huggingface.co/datasets/baber/piqa.",
-    _QUESTIONS,
-    _data_set("baber/piqa", "validation", _piqa),
-)
+HELLASWAG = _questions("hellaswag_300.jsonl", "Rowan/hellaswag", "validation", _hellaswag)
+ARC = _questions("arc_challenge_300.jsonl", "allenai/ai2_arc", "test", _arc, "ARC-Challenge")
+PIQA = _questions("piqa_300.jsonl", "baber/piqa", "validation", _piqa)
 TRIPLETS = DataFile(
     "triplets.jsonl",
     "A row is {prompt, chosen, rejected}; the paper's are safe and unsafe responses of "

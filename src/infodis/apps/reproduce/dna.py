@@ -117,7 +117,7 @@ class Fit(NamedTuple):
 COLUMNS = (
     "estimator",
     "sequences",
-    "forward rows each",
+    "forward passes each",
     "mean |error|, nats",
     "largest",
     "mean error",

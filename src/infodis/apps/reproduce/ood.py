@@ -253,7 +253,7 @@ def _by_pairs(found: Separation) -> str:
 
 def _model_or_letters(found: OodComparisons) -> Claim:
     area, trivial = found.both.ours.nll.auroc, found.both.ours.trivial
-    raw = "" if found.untouched is None else _told_of_raw(found.main, *found.untouched)
+    raw = "" if found.untouched is None else _as_written(found.main, *found.untouched)
     if trivial is None:
         return Claim(_LIKELIHOOD, f"There are too few texts for a classifier. {raw}".strip(), "not tested here")
     return Claim(
@@ -268,7 +268,7 @@ def _model_or_letters(found: OodComparisons) -> Claim:
 _LIKELIHOOD = "(Not in the paper.) The likelihood tells more than the characters of such texts do by themselves."
 
 
-def _told_of_raw(name: str, feature: str, area: Interval) -> str:
+def _as_written(name: str, feature: str, area: Interval) -> str:
     return (
         f"Texts of {name} as they were written are told from the others by {feature} alone with AUROC "
         f"{interval_text(area)}: unless they get the style of text8 first, a filter of characters is enough. The paper "

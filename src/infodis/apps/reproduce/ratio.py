@@ -17,6 +17,7 @@ from infodis.apps.reproduce.triplets import (
     sample_variance,
     triplets,
     triplets_key,
+    variance_lines,
 )
 from infodis.control import Neighbours
 from infodis.design import Tiled
@@ -281,11 +282,11 @@ def _claims(
         {pair: gain for (pair, name, at), (_, gain) in exact.items() if (name, at) == (wanted, rows)}
         for wanted in (FREE, COUNT)
     )
-    told, other = (", ".join(f"{gain} ({pair})" for pair, gain in found.items()) for found in (free, count))
+    by_free, by_count = (", ".join(f"{gain} ({pair})" for pair, gain in found.items()) for found in (free, count))
     yield Claim(
         "Coupling substantially reduces the variance of a log-likelihood ratio, "
         f"{min(printed):.1f} to {max(printed):.1f} times in the table.",
-        f"{gains[FREE]} times for the time-free form on the triplets; {told} on the oracle's pairs.",
+        f"{gains[FREE]} times for the time-free form on the triplets; {by_free} on the oracle's pairs.",
         at_least(gains[FREE], 1),
     )
     smaller = _quotient(gains[FREE], gains[COUNT])
@@ -293,7 +294,7 @@ def _claims(
         "(Not in the paper.) What coupling removes is mostly the noise in sizes that the time-free form brings: "
         "designs without it gain less.",
         f"{gains[FREE]} times for the time-free form, {gains[COUNT]} for uniform counts, {gains[STRATIFIED]} for "
-        f"stratified ones, {gains[OURS]} for the default of infodis. Uniform counts on the oracle's pairs: {other}.",
+        f"stratified ones, {gains[OURS]} for the default of infodis. Uniform counts on the oracle's pairs: {by_count}.",
         at_least(smaller, 1),
     )
     yield Claim(
@@ -348,18 +349,9 @@ def _bars(found: Found, rows: int) -> Figure:
 
 def _lines(found: Found) -> Figure:
     budgets = sorted({rows for _, rows in found})
-    series = {
-        f"{name}, {kind}": [(float(rows), *Measured.mean(pick(found, name, rows)).band) for rows in budgets]
+    means = {
+        f"{name}, {kind}": {rows: Measured.mean(pick(found, name, rows)) for rows in budgets}
         for name in (FREE, COUNT, OURS)
         for kind, pick in (("coupled", _coupled), ("decoupled", _decoupled))
     }
-    return figures.lines(
-        series,
-        axes=("forward rows of a side", "variance, nats squared"),
-        log=(True, True),
-        points=True,
-        wide=True,
-        name="variance",
-        title="Variance of ratios against rows",
-        caption="Averages over triplets; bands are two standard errors.",
-    )
+    return variance_lines(means, over="triplets", title="Variance of ratios against forward passes of a side")

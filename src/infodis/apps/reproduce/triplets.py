@@ -1,18 +1,21 @@
-"""Triplets of a prompt, a right response and a wrong one: where they come from, and how a model reads them."""
+"""Triplets of a prompt, a right response and a wrong one: where they come from, how a model reads them, repeats."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from infodis import figures
 from infodis.apps.reproduce.data import PIQA, TRIPLETS, DataFile, Rows
 from infodis.apps.reproduce.experiment import Workspace
 from infodis.errors import InputError
+from infodis.figures import Figure
 from infodis.item import Item
 from infodis.models.model import Model
 from infodis.models.tokenizers import ALPHABETS, Characters, text8_style
+from infodis.result import Measured
 from infodis.rng import key, stream
 
 MODEL, PAPERS_MODEL = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
@@ -162,3 +165,17 @@ def sample_variance(values: Sequence[float]) -> float:
 def repeat_names(start: int, count: int) -> Iterator[int]:
     """Names of independent repeats in random streams."""
     return (key(start, "repeat", number) for number in range(count))
+
+
+def variance_lines(means: Mapping[str, Mapping[int, Measured]], *, over: str, title: str) -> Figure:
+    """Mean variances by forward passes, a line for every name."""
+    return figures.lines(
+        {name: [(float(rows), *one.band) for rows, one in by_rows.items()] for name, by_rows in means.items()},
+        axes=("forward passes", "variance, nats squared"),
+        log=(True, True),
+        points=True,
+        wide=True,
+        name="variance",
+        title=title,
+        caption=f"Averages over {over}; bands are two standard errors.",
+    )

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infodis import figures
 from infodis.apps.bench.experiments import DESIGNS, measure
 from infodis.apps.bench.problems import Problem, chain_problem
 from infodis.apps.report import values
@@ -21,6 +20,7 @@ from infodis.apps.reproduce.triplets import (
     repeat_names,
     sample_variance,
     triplets_key,
+    variance_lines,
 )
 from infodis.apps.reproduce.variance_map import VarianceMap
 from infodis.control import Neighbours
@@ -358,11 +358,11 @@ def _claims(
     count = ratios["time-free / uniform count"]
     problems = list(dict.fromkeys(problem for problem, _, _ in errors))
     exact = {p: Measured.ratio(errors[p, FREE, rows], errors[p, COUNT, rows]) for p in problems}
-    told = ", ".join(f"{ratio} on {problem}" for problem, ratio in exact.items())
+    on_chains = ", ".join(f"{ratio} on {problem}" for problem, ratio in exact.items())
     yield Claim(
         "(Not in the paper.) At equal rows, sizes drawn uniformly have at least 10 times less variance than the "
         "time-free form's.",
-        f"{count} times on the texts; {told}.",
+        f"{count} times on the texts; {on_chains}.",
         verdict_of_all([at_least(ratio, 10) for ratio in (count, *exact.values())]),
     )
     yield _unbiased(biases)
@@ -430,16 +430,5 @@ def _first(found: Variances) -> int:
 
 def _figure(found: Variances) -> Figure:
     budgets = sorted({rows for _, _, rows in found})
-    series = {
-        name: [(float(rows), *Measured.mean(_pooled(found, name, rows)).band) for rows in budgets] for name in DRAWN
-    }
-    return figures.lines(
-        series,
-        axes=("forward rows", "variance, nats squared"),
-        log=(True, True),
-        points=True,
-        wide=True,
-        name="variance",
-        title="Variance against rows",
-        caption="Averages over all texts; bands are two standard errors.",
-    )
+    means = {name: {rows: Measured.mean(_pooled(found, name, rows)) for rows in budgets} for name in DRAWN}
+    return variance_lines(means, over="all texts", title="Variance against forward passes")

@@ -26,7 +26,7 @@ MARKS = {"holds": "✓", "holds in part": "~", "undecided": "?", "does not hold"
 
 def write_result(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> None:
     """outcome.json, figures/ and report.html in the directory of the workspace."""
-    told = {
+    record = {
         "name": experiment.name,
         "paper": experiment.paper,
         "size": workspace.size,
@@ -35,7 +35,7 @@ def write_result(experiment: Experiment, result: ExperimentResult, workspace: Wo
         "claims": [dataclasses.asdict(claim) for claim in result.claims],
         "numbers": dict(result.numbers),
     }
-    result_text(workspace.directory / "outcome.json", json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    result_text(workspace.directory / "outcome.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     for figure in result.figures:
         figures.save(figure, workspace.directory / "figures")
     write(_page(experiment, result, workspace), workspace.directory / PAGE)
@@ -112,7 +112,7 @@ _HEAD = """# The paper, reproduced
 Written by `infodis reproduce NAME --document FILE`, every section from its own run. No number was typed by hand.
 
 `infodis reproduce all` runs everything, in the size of a laptop with two cores; `--full` is the paper's own size,
-`--smoke` shows that it runs. Killed, the same command goes on. Texts that cannot be shipped are taken from
+`--smoke` shows that it runs. Rerun a killed command to resume. Texts that cannot be shipped are taken from
 `--data DIR`, from `data`, or fetched from the Hugging Face hub (`pip install 'infodis[reproduce]'`); two files are on
 no hub, and the message says where they are to be had."""
 _MARK = "<!-- experiment: {} -->\n\n"
