@@ -34,8 +34,8 @@ from infodis.rng import stream, uniforms
 LEAVES = 7
 """Positions that a pilot star reveals, one at a time; three where rows are few."""
 
-NEGLIGIBLE = 1e-4
-"""Nats squared: where `Orders` is predicted to vary less, nothing better is looked for."""
+TYPICAL = 0.5
+"""Variance of `Tiled` with its control, times rows, per token, where a token has eight rows: in nats squared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Auto(MaskDesign):
     `Orders` is exact when the conditionals of a predictor agree with each other, and poor when they do not. The pilot
     looks at **stars**: a mask, and the same mask with one of a few positions revealed. Revealing b changes the
     surprisal of a by some amount, revealing a changes that of b by another; if the conditionals agree, the two amounts
-    are equal [eq:commutator]. The mean square of their difference predicts the variance of `Orders`; their own mean
-    square, which is how much surprisals depend on what is visible, predicts that of `Tiled` [eq:auto]. Stars reveal
+    are equal [eq:commutator]. The mean square of their difference predicts the variance of `Orders`, which spans orders
+    of magnitude. The variance of `Tiled` hardly does: it is taken to be a typical one [eq:auto]. Stars reveal
     neighbours and positions far apart in turn, of masks of all sizes.
 
-    `Orders` is taken only if its predicted variance is below `margin` times that of `Tiled`: predictions are off by
-    factors of two, and a wrong `Orders` costs more than a wrong `Tiled`. Orders come with their reverses where eight
-    such pairs fit, which takes out of their variance what depends on the order of pairs alone.
+    `Orders` is taken only if its predicted variance is below `margin` times the typical one of `Tiled`: a wrong
+    `Orders` costs more than a wrong `Tiled`. The margin is stricter for small stars. Orders come with their reverses
+    where eight such pairs fit, which takes out of their variance what depends on the order of pairs alone.
 
     The pilot's masks are fixed, not drawn, and its rows do not enter the estimate: looking at them cannot bias it. They
     count towards the budget. Only where that leaves `Orders` less than two orders, the pilot comes on top, by at most
@@ -87,21 +87,21 @@ class Auto(MaskDesign):
         stars = max(1, min(4, rows // (12 * (1 + leaves)), (rows - smallest) // (1 + leaves)))
         return _stars(length, stars, leaves)[0].flatten(0, 1)
 
-    def settle(
+    def choose_design(
         self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"], *, precision: float | None = None
     ) -> tuple[MaskDesign, int]:
         spent = surprisal.shape[0]
         if spent == 0:
             return self._blind(length, rows), rows
         left = max(rows - spent, Orders().smallest(length))
-        difference, change, spread = _disagreement(length, surprisal)
         pairs = 0 if precision is not None else (left - 1) // (2 * (length - 1))
         orders = Orders(antithetic=pairs >= 8)  # a few pairs leave too many rows over
-        each = length / 4 * difference * (0.75 if orders.antithetic else 2.0)
+        each = length / 4 * _disagreement(length, surprisal) * (0.75 if orders.antithetic else 1.0)
         predicted = each / (pairs if orders.antithetic else (left - 1) // (length - 1))
-        typical = length / left * max(length * change * (0.12 + 0.5 * length / left), spread / 4)  # [eq:auto]
-        enough = precision is None or each <= precision**2  # so that the fewest replicates will do
-        if enough and (predicted <= NEGLIGIBLE or predicted < self.margin * typical):  # false if one is not a number
+        typical = TYPICAL * length / left * (0.12 + 0.5 * length / left) / (0.12 + 0.5 / 8)  # [eq:auto]
+        enough = precision is None or 2 * each <= precision**2  # so that the fewest replicates will do
+        margin = self.margin * _leaves(length, spent) / LEAVES
+        if enough and predicted < margin * typical:  # false if it is not a number
             return orders, left
         return self.tiled, max(rows - spent, 2)
 
@@ -125,23 +125,23 @@ def _stars(
     return torch.cat([base, base & (revealed.unsqueeze(-1) != torch.arange(length))], dim=1), revealed
 
 
-def _disagreement(length: int, surprisal: Float64[Tensor, "pilot length"]) -> tuple[float, float, float]:
-    """What a pilot saw: mean squares of commutators and of the changes that they are differences of [eq:commutator].
+def _disagreement(length: int, surprisal: Float64[Tensor, "pilot length"]) -> float:
+    """The mean square of the commutators that a pilot saw [eq:commutator].
 
-    And the variance of surprisals within a row: a pilot may meet places where nothing changes. The change of a by b is
-    f(M, a) - f(M - b, a); the commutator is the change of a by b less that of b by a.
+    The change of a by b is f(M, a) - f(M - b, a); the commutator is the change of a by b less that of b by a.
     """
-    leaves = LEAVES if length >= 12 and surprisal.shape[0] % (1 + LEAVES) == 0 else 3
+    leaves = _leaves(length, surprisal.shape[0])
     rows = surprisal.unflatten(0, (-1, 1 + leaves))
-    masks, revealed = _stars(length, rows.shape[0], leaves)
-    revealed = revealed.unsqueeze(1).expand(-1, 1 + leaves, -1)
-    at = rows.gather(2, revealed)
+    revealed = _stars(length, rows.shape[0], leaves)[1]
+    at = rows.gather(2, revealed.unsqueeze(1).expand(-1, 1 + leaves, -1))
     changes = at[:, :1] - at[:, 1:]
-    others = ~torch.eye(leaves, dtype=torch.bool)
-    commutators = (changes - changes.transpose(1, 2))[:, others]
-    inside = [row[mask] for row, mask in zip(rows[:, 0], masks[:, 0], strict=True)]
-    spread = torch.stack([row.var() for row in inside]).mean()
-    return float(commutators.square().mean()), float(changes[:, others].square().mean()), float(spread)
+    commutators = (changes - changes.transpose(1, 2))[:, ~torch.eye(leaves, dtype=torch.bool)]
+    return float(commutators.square().mean())
+
+
+def _leaves(length: int, rows: int) -> int:
+    """How many positions each star of a pilot of so many rows reveals."""
+    return LEAVES if length >= 12 and rows % (1 + LEAVES) == 0 else 3
 
 
 NAMED: dict[str, MaskDesign] = {

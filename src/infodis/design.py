@@ -106,7 +106,7 @@ class MaskDesign(abc.ABC):
         """Masks to look at before choosing a design: none, except for `Auto`."""
         return torch.zeros(0, length, dtype=torch.bool)
 
-    def settle(
+    def choose_design(
         self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"], *, precision: float | None = None
     ) -> tuple["MaskDesign", int]:
         """The design to draw from, and the rows left to spend, given the surprisals that `pilot` asked for.

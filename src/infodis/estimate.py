@@ -332,7 +332,7 @@ def _begin(combinations: Sequence[Combination]) -> "Coroutine[list[_Stage | Inpu
     pilot = request.design.pilot(length, rows)
     seen = yield from Observations.none(len(bases), length).extend(batch, pilot.expand(len(bases), -1, -1))
     precision = request.precision(float(length)) if request.open_ended else None
-    chosen = [request.design.settle(length, rows, found, precision=precision) for found in seen.surprisal]
+    chosen = [request.design.choose_design(length, rows, found, precision=precision) for found in seen.surprisal]
     place = {key: number for number, key in enumerate(bases)}
     begun: list[_Stage | InputError] = []
     for combination in combinations:
