@@ -6,7 +6,7 @@ Two layouts are read: our own, and that of the public RADD and SEDD checkpoints 
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from infodis.models.tokenizers import Tokenizer, tokenizer_from
 
 FORMAT = "infodis-1"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-COMPUTED = {"rotary_emb.inv_freq"}
+COMPUTED = "rotary_emb.inv_freq"
 """What public checkpoints carry and our networks compute."""
 
 
@@ -130,8 +130,7 @@ def load(directory: Path) -> tuple[nn.Module, Spec]:
     check_sizes(config, [directory / WEIGHTS], where=directory / CONFIG)
     with torch.device("meta"):  # nothing takes memory before the weights are known to fit
         network = spec.build()
-    weights = {name: tensor.float() for name, tensor in read_weights(directory / WEIGHTS).items()}
-    set_weights(network, weights, where=directory / WEIGHTS, assign=True)
+    set_weights(network, [(directory / WEIGHTS, read_weights(directory / WEIGHTS))])
     return network.eval(), spec
 
 
@@ -191,20 +190,35 @@ def whole(path: Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be read ({error}). It may be cut off: copy or download it again.") from error
 
 
-def set_weights(network: nn.Module, weights: dict[str, Tensor], *, where: Path, assign: bool = False) -> None:
-    """Load weights by name; every one must be there, have its shape, and be finite. `assign` takes them as they are."""
-    mine = network.state_dict()
-    weights = {name: tensor for name, tensor in weights.items() if name not in COMPUTED}
-    wrong = [
-        *(f"{name} is missing" for name in mine if name not in weights),
-        *(f"{name} is not part of the network" for name in weights if name not in mine),
-        *(
-            f"{name} has shape {tuple(weights[name].shape)}, expected {tuple(mine[name].shape)}"
-            for name in mine
-            if name in weights and weights[name].shape != mine[name].shape
-        ),
-        *(f"{name} holds NaN or inf" for name in mine if name in weights and not weights[name].isfinite().all()),
-    ]
-    if wrong:
-        raise InputError(f"{where} does not fit the network: {'; '.join(wrong[:5])} ({len(wrong)} differences).")
-    network.load_state_dict(weights, assign=assign)
+def set_weights(
+    network: nn.Module,
+    files: Iterable[tuple[Path, dict[str, Tensor]]],
+    *,
+    rename: Callable[[str], str | None] = str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Give a network its weights, file by file: all must be there, have their shape, and be finite.
+
+    `rename` maps a key of a file to a name here, None to skip it. A network on the meta device moves to the weights'.
+    """
+    expected, missing = network.state_dict(), set(network.state_dict())
+    for file, weights in files:
+        names = {key: name for key in weights if not key.endswith(COMPUTED) and (name := rename(key)) is not None}
+        wrong = [f"{key} {fault}" for key, name in names.items() if (fault := _fault(weights[key], expected.get(name)))]
+        if wrong:
+            raise InputError(f"{file} does not fit the network: {'; '.join(wrong[:5])} ({len(wrong)} differences).")
+        part = {name: weights[key].to(dtype) for key, name in names.items()}
+        network.load_state_dict(part, strict=False, assign=any(expected[name].is_meta for name in part))
+        missing -= set(part)
+    if missing:
+        first = ", ".join([name for name in expected if name in missing][:5])
+        raise InputError(f"{file.parent} lacks weights: {first} ({len(missing)} in all).")
+
+
+def _fault(tensor: Tensor, expected: Tensor | None) -> str:
+    """Why a tensor cannot be this weight of a network; empty if it can."""
+    if expected is None:
+        return "is not part of the network"
+    if tensor.shape != expected.shape:
+        return f"has shape {tuple(tensor.shape)}, expected {tuple(expected.shape)}"
+    return "" if bool(tensor.isfinite().all()) else "holds NaN or inf"

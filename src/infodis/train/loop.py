@@ -129,7 +129,8 @@ class _Run:
             raise InputError(f"model.start: {directory} is another kind of network, or has another vocabulary.")
         if found.tokenizer is not None and found.tokenizer != self.spec.tokenizer:
             raise InputError(f"model.start: {directory} was trained with another tokenizer.")
-        checkpoint.set_weights(self.network, checkpoint.read_weights(directory / checkpoint.WEIGHTS), where=directory)
+        path = directory / checkpoint.WEIGHTS
+        checkpoint.set_weights(self.network, [(path, checkpoint.read_weights(path))])
 
     def _files(self) -> list[tuple[str, str]]:
         return [(self.config.data.train, "train"), (self.config.data.valid, "valid")]
@@ -343,7 +344,7 @@ class _Run:
         }
         state = {name: t.to(device) for name, t in checkpoint.read_weights(directory / STATE).items()}
         weights = {name.removeprefix("weights."): t for name, t in state.items() if name.startswith("weights.")}
-        checkpoint.set_weights(self.network, weights, where=directory / STATE)
+        checkpoint.set_weights(self.network, [(directory / STATE, weights)])
         try:
             for name, parameter, optimizer in self._owned():
                 keys = REMEMBERED[type(optimizer).__name__]

@@ -76,9 +76,7 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
     )
 
 
-def _rename(key: str) -> str | None:
-    if key.endswith("rotary_emb.inv_freq"):
-        return None
+def _rename(key: str) -> str:
     name = key
     for theirs, ours in NAMES.items():
         name = name.replace(theirs, ours, 1)

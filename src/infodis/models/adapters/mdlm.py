@@ -45,9 +45,5 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
     check_weights(directory, config)
     with torch.device("meta"):
         network = MDLM(columns - 1, shape, scaled=False)
-    fill(network, directory, options, _rename)
+    fill(network, directory, options, lambda key: key.removeprefix("backbone."))
     return LoadedModel("mdlm", network, tokenizer_of(directory), config.get("model_length"), limit=None)
-
-
-def _rename(key: str) -> str | None:
-    return None if key.endswith("rotary_emb.inv_freq") else key.removeprefix("backbone.")

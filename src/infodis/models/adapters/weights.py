@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from infodis.errors import InputError
 from infodis.files import read_json
 from infodis.models.checkpoint import CONFIG as CONFIG
-from infodis.models.checkpoint import check_sizes, whole
+from infodis.models.checkpoint import check_sizes, set_weights, whole
 from infodis.models.checkpoint import read_config as read_config
 from infodis.models.options import ModelOptions
 
@@ -62,35 +62,9 @@ def tensors(directory: Path, options: ModelOptions) -> Iterator[tuple[Path, dict
             ) from error
 
 
-def fill(
-    network: nn.Module, directory: Path, options: ModelOptions, rename: Callable[[str], str | None] = lambda key: key
-) -> None:
+def fill(network: nn.Module, directory: Path, options: ModelOptions, rename: Callable[[str], str | None] = str) -> None:
     """Give a network (on the meta device) its weights. `rename` maps a key of the file to a name here, None to skip."""
-    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
-    wrong, found = [], set()
-    for shard, weights in tensors(directory, options):
-        part = {}
-        for key, tensor in weights.items():
-            name = rename(key)
-            if name is None:
-                continue
-            if name not in expected:
-                wrong.append(f"{key} is not part of the network")
-            elif tensor.shape != expected[name]:
-                wrong.append(f"{key} has shape {tuple(tensor.shape)}, expected {tuple(expected[name])}")
-            elif not bool(tensor.isfinite().all()):
-                wrong.append(f"{key} holds NaN or inf")
-            else:
-                part[name] = tensor.to(options.torch_dtype)
-                found.add(name)
-        network.load_state_dict(part, strict=False, assign=True)
-        if wrong:
-            raise InputError(
-                f"{shard} does not fit its config.json: {'; '.join(wrong[:5])} ({len(wrong)} differences)."
-            )
-    missing = [name for name in expected if name not in found]
-    if missing:
-        raise InputError(f"{directory} lacks weights: {', '.join(missing[:5])} ({len(missing)} in all).")
+    set_weights(network, tensors(directory, options), rename=rename, dtype=options.torch_dtype)
     network.eval().requires_grad_(False)
 
 
