@@ -25,7 +25,7 @@ from infodis.noise.dse import from_denoiser, from_network, from_predictor, mdce
 from infodis.noise.process import Absorbing, Uniform
 from infodis.quantities.bounds import bounds
 from infodis.rng import stream
-from infodis.sampling import Ancestral, Blocks, MostConfident, ReverseStep, sample, sample_uniform
+from infodis.sampling import Ancestral, InBlocks, MostConfident, ReverseStep, sample, sample_uniform
 from infodis.train import losses as loss
 from infodis.train import read_config, train
 
@@ -105,7 +105,7 @@ def test_whatever_asks_a_model_runs_on_a_device_without_float64():
         model = infodis.load(REFERENCES / "radd", device=device)
         row = torch.full((2, 6), model.mask_token)
         row[:, 0] = 3
-        samplers = (Ancestral(steps=3), MostConfident(at_once=2, greedy=True), Blocks(size=3))
+        samplers = (Ancestral(steps=3), MostConfident(at_once=2, greedy=True), InBlocks(size=3))
         process = Absorbing(model.vocab_size)
         found = bounds(model, TOKENS[0], orders=4, particles=2)
         likelihood = infodis.dse_nll(from_predictor(model), TOKENS[1], process=process, evaluations=16, nodes=8)

@@ -38,7 +38,7 @@ class Sampler(abc.ABC):
     """Take the likeliest token instead of drawing one."""
 
     def stages(self, masked: Masks) -> Iterator[tuple["Sampler", Masks]]:
-        """Parts of the work that are done one after another: all at once, except for `Blocks`."""
+        """Parts of the work that are done one after another: all at once, except for `InBlocks`."""
         yield self, masked
 
     @abc.abstractmethod
@@ -88,8 +88,8 @@ class MostConfident(Sampler):
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks(Sampler):
-    """Blocks of `size` positions from left to right, each filled by another sampler before the next begins."""
+class InBlocks(Sampler):
+    """InBlocks of `size` positions from left to right, each filled by another sampler before the next begins."""
 
     inner: Sampler = OneByOne()
     size: int = 32
@@ -109,7 +109,7 @@ class Blocks(Sampler):
         return self.inner.reveal(masked, keys, confidence, step=step)
 
 
-def by_name(name: str, *, steps: int | None = None, at_once: int | None = None, greedy: bool = False) -> Sampler:
+def sampler_named(name: str, *, steps: int | None = None, at_once: int | None = None, greedy: bool = False) -> Sampler:
     """The sampler that a command line names: `one-by-one`, `ancestral`, `confident`; `:32` after it means in blocks."""
     plain, _, size = name.partition(":")
     if plain not in SAMPLERS or (size and not size.isdecimal()):
@@ -120,7 +120,7 @@ def by_name(name: str, *, steps: int | None = None, at_once: int | None = None, 
         raise InputError(f"Tokens at once are for the confident sampler, not for {plain}.")
     given = {name: value for name, value in (("steps", steps), ("at_once", at_once)) if value is not None}
     sampler = SAMPLERS[plain](**given, greedy=greedy)
-    return Blocks(sampler, int(size)) if size else sampler
+    return InBlocks(sampler, int(size)) if size else sampler
 
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {

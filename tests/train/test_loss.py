@@ -23,7 +23,7 @@ from infodis.train.losses import (
     Taught,
     TimeDCE,
     add_noise,
-    by_name,
+    loss_named,
     score_entropy,
     scores_from_predictor,
     strata,
@@ -312,4 +312,4 @@ def test_noise_hits_as_often_as_it_should():
 
 def test_unknown_losses_are_told():
     with pytest.raises(InputError, match="k-dce, lambda-dce, t-dce, flat-dce, t-dse"):
-        by_name("mse")
+        loss_named("mse")

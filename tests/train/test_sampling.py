@@ -12,14 +12,14 @@ from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
 from infodis.sampling import (
     Ancestral,
-    Blocks,
+    InBlocks,
     MostConfident,
     OneByOne,
     ReverseStep,
-    by_name,
     categorical,
     sample,
     sample_uniform,
+    sampler_named,
 )
 
 DNA = Table.dna(seed=0)
@@ -39,7 +39,7 @@ def p_value_on_dna(sampler, rows=6000):
 
 
 @pytest.mark.parametrize(
-    "sampler", [OneByOne(), MostConfident(), Blocks(OneByOne(), 3), Blocks(MostConfident(), 4)], ids=repr
+    "sampler", [OneByOne(), MostConfident(), InBlocks(OneByOne(), 3), InBlocks(MostConfident(), 4)], ids=repr
 )
 def test_one_at_a_time_follows_the_exact_distribution(sampler):
     assert p_value_on_dna(sampler) > 1e-4
@@ -110,7 +110,7 @@ def test_infilling_follows_the_exact_conditional():
 def test_a_row_does_not_depend_on_its_batch():
     start = torch.full((7, 9), CHAIN.mask_token)
     start[0, :5] = 1  # a row that is done early in some blocks must not hurry or delay the others
-    for sampler in (OneByOne(), Ancestral(4), MostConfident(2), Blocks(Ancestral(3), 4), Blocks(OneByOne(), 4)):
+    for sampler in (OneByOne(), Ancestral(4), MostConfident(2), InBlocks(Ancestral(3), 4), InBlocks(OneByOne(), 4)):
         one = sample(CHAIN, start, sampler=sampler, seed=3, batch_size=7)
         two = sample(CHAIN, start, sampler=sampler, seed=3, batch_size=2)
         assert torch.equal(one, two)
@@ -120,7 +120,7 @@ def test_a_row_does_not_depend_on_its_batch():
 def test_greedy_takes_the_likeliest():
     coin = Independent(torch.tensor([0.2, 0.5, 0.3]))
     assert (sample(coin, torch.full((3, 5), coin.mask_token), sampler=OneByOne(greedy=True)) == 1).all()
-    blocks = Blocks(Blocks(OneByOne(), 2), 4, greedy=True)
+    blocks = InBlocks(InBlocks(OneByOne(), 2), 4, greedy=True)
     assert (sample(coin, torch.full((3, 5), coin.mask_token), sampler=blocks) == 1).all()
 
 
@@ -184,14 +184,19 @@ def test_bad_input_is_told():
     with pytest.raises(InputError, match="rows x length"):
         sample(CHAIN, torch.tensor([0, 1]))
     with pytest.raises(InputError, match="one-by-one, ancestral, confident"):
-        by_name("gibbs")
-    for make in (lambda: Ancestral(0), lambda: MostConfident(0), lambda: Blocks(size=0), lambda: ReverseStep(steps=0)):
+        sampler_named("gibbs")
+    for make in (
+        lambda: Ancestral(0),
+        lambda: MostConfident(0),
+        lambda: InBlocks(size=0),
+        lambda: ReverseStep(steps=0),
+    ):
         with pytest.raises(InputError):
             make()
-    assert by_name("confident:16", at_once=2) == Blocks(MostConfident(2), 16)
+    assert sampler_named("confident:16", at_once=2) == InBlocks(MostConfident(2), 16)
     for name, options in (("confident", {"steps": 3}), ("one-by-one", {"at_once": 2})):
         with pytest.raises(InputError, match="not for"):
-            by_name(name, **options)
+            sampler_named(name, **options)
 
 
 def test_nothing_to_fill_is_nothing_to_do():

@@ -133,7 +133,7 @@ def sample(
             batch_size=batch_size or 64,
         )
     else:
-        chosen = sampling.by_name(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
+        chosen = sampling.sampler_named(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
         loaded = model.load()
         words = loaded.loaded.tokenizer
         wanted = _wanted(words, template, gap, length or loaded.length or 128, model.name)

@@ -196,10 +196,11 @@ def set_weights(
     *,
     rename: Callable[[str], str | None] = str,
     dtype: torch.dtype = torch.float32,
+    assign: bool = True,
 ) -> None:
     """Give a network its weights, file by file: all must be there, have their shape, and be finite.
 
-    `rename` maps a key of a file to a name here, None to skip it. A network on the meta device moves to the weights'.
+    `rename` maps a key of a file to a name here, None to skip it. `assign` takes tensors as they are, on their device.
     """
     expected, missing = network.state_dict(), set(network.state_dict())
     for file, weights in files:
@@ -208,7 +209,7 @@ def set_weights(
         if wrong:
             raise InputError(f"{file} does not fit the network: {'; '.join(wrong[:5])} ({len(wrong)} differences).")
         part = {name: weights[key].to(dtype) for key, name in names.items()}
-        network.load_state_dict(part, strict=False, assign=any(expected[name].is_meta for name in part))
+        network.load_state_dict(part, strict=False, assign=assign)
         missing -= set(part)
     if missing:
         first = ", ".join([name for name in expected if name in missing][:5])

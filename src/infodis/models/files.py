@@ -98,7 +98,7 @@ class ModelFiles:
         """As they are now."""
         read_config(directory)
         files = [directory / CONFIG, *(sorted(directory.glob("*.py")) if options.trust_remote_code else [])]
-        with contextlib.suppress(InputError):  # that weights are missing is told by whoever opens them
+        with contextlib.suppress(InputError):  # missing weights are reported when they are loaded
             files += shards(directory)
         words = sorted({path for pattern in WORDS for path in directory.glob(pattern) if path.is_file()})
         tokenizer = options.named_tokenizer

@@ -63,7 +63,7 @@ def texts(source: Path, field: str = "text") -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def opened_text(source: Path) -> Iterator[io.TextIOBase]:
-    """A text file, plain or gzip. What goes wrong while it is read is told as a mistake in the file."""
+    """A text file, plain or gzip. Errors while it is read name the file."""
     if not source.is_file():
         raise InputError(f"There is no file {source}.")
     try:

@@ -217,7 +217,7 @@ def tokenizer_named(name: str, *, base: Path = Path()) -> Tokenizer:
         )
     try:
         made = Subwords(path.read_text(encoding="utf-8"))
-        made.vocab_size  # noqa: B018 - a bad file is told here, where its name is known
+        made.vocab_size  # noqa: B018 - a bad file is reported here, where its name is known
     except (InputError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {error}") from error
     return made

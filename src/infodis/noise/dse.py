@@ -147,7 +147,7 @@ def dse_nll(
         until: where the integral ends, in total noise. The term that is left is exact if the score knows its own
             density (`log_prob`); otherwise the end is taken for stationary, which makes the value larger by
             KL(p_T || stationary) on average.
-        evaluations: forward rows to spend: `nodes` of them make a replicate.
+        evaluations: forward passes to spend: `nodes` of them make a replicate.
         nodes: points in time.
         seed: the same seed draws the same noise.
         batch_size: rows per call.

@@ -4,7 +4,7 @@
     total        sigma-bar(t), the integral of the rate from 0 to t
     level        lambda(t) = 1 - exp(-total): the probability that a token was hit at least once    [eq:level]
 
-Masked diffusion is best told in the level; a schedule only decides how much time is spent where.
+Masked diffusion is best described by the level; a schedule only decides how much time is spent where.
 """
 
 import abc

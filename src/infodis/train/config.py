@@ -1,4 +1,4 @@
-"""What a training run is told: a TOML file, read into values, every key checked."""
+"""The settings of a training run: a TOML file, read into values, every key checked."""
 
 import dataclasses
 import difflib
@@ -47,7 +47,7 @@ class ModelConfig:
         _demand(self.length >= 1, f"model.length must be at least 1, got {self.length}.")
         _demand(not (self.network == "radd" and self.noise == "uniform"), "RADD knows absorbing noise only; use sedd.")
         _demand(not (self.network == "sedd" and self.positions), "model.positions is an option of radd.")
-        self.shape  # noqa: B018 - a wrong shape is told when the file is read
+        self.shape  # noqa: B018 - a wrong shape is reported when the file is read
 
     @property
     def shape(self) -> NetworkShape:
@@ -148,7 +148,7 @@ class RunConfig:
     validate_every: int = 500
     valid_windows: int = 32
     valid_evaluations: int = 32
-    """Forward rows for the `nll` of a validation window."""
+    """Forward passes for the `nll` of a validation window."""
     checkpoint_every: int = 200
 
     def __post_init__(self) -> None:

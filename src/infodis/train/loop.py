@@ -130,7 +130,7 @@ class _Run:
         if found.tokenizer is not None and found.tokenizer != self.spec.tokenizer:
             raise InputError(f"model.start: {directory} was trained with another tokenizer.")
         path = directory / checkpoint.WEIGHTS
-        checkpoint.set_weights(self.network, [(path, checkpoint.read_weights(path))])
+        checkpoint.set_weights(self.network, [(path, checkpoint.read_weights(path))], assign=False)
 
     def _files(self) -> list[tuple[str, str]]:
         return [(self.config.data.train, "train"), (self.config.data.valid, "valid")]
@@ -344,7 +344,7 @@ class _Run:
         }
         state = {name: t.to(device) for name, t in checkpoint.read_weights(directory / STATE).items()}
         weights = {name.removeprefix("weights."): t for name, t in state.items() if name.startswith("weights.")}
-        checkpoint.set_weights(self.network, [(directory / STATE, weights)])
+        checkpoint.set_weights(self.network, [(directory / STATE, weights)], assign=False)
         try:
             for name, parameter, optimizer in self._owned():
                 keys = REMEMBERED[type(optimizer).__name__]
@@ -423,7 +423,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def _loss_of(config: Config, teacher: Predictor | None) -> loss.Loss:
     optim = config.optim
     schedule = SCHEDULES[optim.schedule or "log-linear"]
-    found = loss.by_name(optim.loss, schedule=schedule, noise=config.model.noise, top=optim.top_level)
+    found = loss.loss_named(optim.loss, schedule=schedule, noise=config.model.noise, top=optim.top_level)
     if teacher is None:
         return found
     if not isinstance(found, loss.CrossEntropy):

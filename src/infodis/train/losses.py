@@ -220,7 +220,7 @@ def scores_from_predictor(predictor: Predictor) -> ScoreFunction:
 LOSSES = ("k-dce", "lambda-dce", "t-dce", "flat-dce", "t-dse")
 
 
-def by_name(name: str, *, schedule: Schedule = LogLinear(), noise: Noise = "absorbing", top: float = 1.0) -> Loss:
+def loss_named(name: str, *, schedule: Schedule = LogLinear(), noise: Noise = "absorbing", top: float = 1.0) -> Loss:
     """The loss that a configuration file names."""
     losses: dict[str, Loss] = {
         "k-dce": K_DCE,

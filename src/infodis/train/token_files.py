@@ -101,7 +101,7 @@ def _tokenised(source: Path, tokenizer: Tokenizer, cache: Path, field: str) -> n
 
 
 def _read_note(note: Path) -> Any:
-    """What a cache was made of; None if that cannot be told, and then it is made again."""
+    """What a cache was made of; None if that is unknown, and then it is made again."""
     try:
         return json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):

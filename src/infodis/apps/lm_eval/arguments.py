@@ -9,7 +9,7 @@ from infodis.errors import InputError
 from infodis.estimate import DEFAULT_EVALUATIONS, Request
 from infodis.quantities.choose import Race
 from infodis.rng import check_seed
-from infodis.sampling import Sampler, by_name
+from infodis.sampling import Sampler, sampler_named
 from infodis.settings import settings_of, uncompared, versions
 
 METRICS = ("acc", "acc_norm", "acc_bytes")
@@ -102,7 +102,7 @@ class ModelArgs:
             words["at_once"] = -(-tokens // self.steps)
         elif self.steps is not None:
             words["steps"] = self.steps
-        return by_name(self.sampler, greedy=not draw, **words)
+        return sampler_named(self.sampler, greedy=not draw, **words)
 
     def settings(self) -> dict[str, Any]:
         """Everything here that a response depends on."""

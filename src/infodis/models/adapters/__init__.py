@@ -29,7 +29,7 @@ def load_model(directory: Path, options: ModelOptions) -> LoadedModel:
 
 
 def _load(family: Family, directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel:
-    """Files of a model are data: whatever they make code raise is told as a mistake in them."""
+    """Files of a model are data: an error while they are read is reported as a mistake in them."""
     try:
         return family.load_model(directory, config, options)
     except InfodisError:

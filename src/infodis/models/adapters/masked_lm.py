@@ -99,11 +99,11 @@ class MaskedLM(Network):
 
     def _until(self, head: nn.Module, tokens: Tokens, visible: Places | None) -> Float[Tensor, "rows length width"]:
         """What the model hands to a layer of its own; the run ends there."""
-        with _listening(head) as heard, contextlib.suppress(_Heard):
+        with _input_of(head) as given_to, contextlib.suppress(_Stop):
             self._whole(tokens, visible)
-        if len(heard) != 1 or heard[0].shape[:2] != tokens.shape:
+        if len(given_to) != 1 or given_to[0].shape[:2] != tokens.shape:
             raise _NotAHead
-        return heard[0]
+        return given_to[0]
 
     def _find_head(self) -> nn.Linear | None:
         """The last layer, if running it on what it is given answers the same as the whole model."""
@@ -135,7 +135,7 @@ class MaskedLM(Network):
         return made.to(device)
 
 
-class _Heard(Exception):
+class _Stop(Exception):
     """Raised to end a run at a layer."""
 
 
@@ -144,16 +144,16 @@ class _NotAHead(Exception):
 
 
 @contextlib.contextmanager
-def _listening(layer: nn.Module) -> Iterator[list[Tensor]]:
-    heard: list[Tensor] = []
+def _input_of(layer: nn.Module) -> Iterator[list[Tensor]]:
+    given_to: list[Tensor] = []
 
     def hook(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        heard.append(given[0])
-        raise _Heard
+        given_to.append(given[0])
+        raise _Stop
 
     handle = layer.register_forward_pre_hook(hook)
     try:
-        yield heard
+        yield given_to
     finally:
         handle.remove()
 
@@ -179,7 +179,7 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
     check_weights(directory, config)
     model = _from_pretrained(directory, options, torch.float32)
     columns = int(config.get("vocab_size") or cast(Any, model).config.vocab_size)
-    mask_token, doubt = _mask_token(directory, config, tokenizer)
+    mask_token, disagreement = _mask_token(directory, config, tokenizer)
     pad = config.get("pad_token_id", getattr(cast(Any, model).config, "pad_token_id", None)) or 0
     for name, number in (("mask", mask_token), ("padding", pad)):
         if not 0 <= number < columns:
@@ -192,7 +192,7 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
     if options.torch_dtype != torch.float32:
         network = MaskedLM(_from_pretrained(directory, options, options.torch_dtype), **how, like=network)
     leaks = None if network.pads else "padding leaks into its answers, so only rows of one length share a batch"
-    notes = tuple(note for note in (missing, doubt, leaks) if note is not None)
+    notes = tuple(note for note in (missing, disagreement, leaks) if note is not None)
     length = _longest(cast(Any, model).config, pad)
     return LoadedModel("masked-lm", network, tokenizer, length, length, pad, notes=notes)
 
@@ -233,7 +233,7 @@ def _native(config: dict[str, Any]) -> bool:
 
 
 def _mask_token(directory: Path, config: dict[str, Any], tokenizer: Tokenizer | None) -> tuple[int, str | None]:
-    """Its number, and a doubt if the configuration says another one than the tokenizer.
+    """Its number, and a disagreement if the configuration says another one than the tokenizer.
 
     The tokenizer knows best: some configurations hold a mask_token_id that is only a default of text generation.
     """

@@ -261,10 +261,10 @@ def _special_tokens(subject: ModelUnderTest) -> CheckResult:
     if int(row.target.min()) < model.network.first_predicted:
         hint = "It has no begin token: score texts after a prompt."
         return CheckResult("wrong", "the model says nothing about the first token, and a text begins with it", hint)
-    told = f"a text is read with {' '.join(around)} around it, as context" if around else "none are put around a text"
+    detail = f"a text is read with {' '.join(around)} around it, as context" if around else "none are put around a text"
     if subject.tail and not subject.cannot_judge:
-        told += f"; the end alone changes {_end_effect(subject):+.2f} nats of a text's last token"
-    return CheckResult("ok", told)
+        detail += f"; the end alone changes {_end_effect(subject):+.2f} nats of a text's last token"
+    return CheckResult("ok", detail)
 
 
 def _end_effect(subject: ModelUnderTest) -> float:
@@ -306,8 +306,8 @@ def _round_trip(subject: ModelUnderTest) -> CheckResult:
         if "".join(back.lower().split()) != "".join(text.lower().split()):
             hint = "Different texts may get the same score."
             return CheckResult("cannot tell", f"{text!r} comes back as {back!r}", hint)
-    told = "a text comes back but for case and spaces" if loose else "a text comes back as it was"
-    return CheckResult("ok", told)
+    detail = "a text comes back but for case and spaces" if loose else "a text comes back as it was"
+    return CheckResult("ok", detail)
 
 
 def _precision(subject: ModelUnderTest) -> CheckResult:
