@@ -98,8 +98,8 @@ def _table(averages: "Sequence[Average]", found: "Sequence[Bounds]", *, title: s
         table.add_row(one.quantity, *nats, *bits, one.meaning)
     spent = sum({one.item.key: one.evaluations for one in found}.values())
     table.caption = (
-        f"{rows:,} rows, {tokens:,} tokens, {spent:,} forward rows. "
-        "± orders: what more orders would remove; ± rows: as a stand-in for other rows of the kind."
+        f"{rows:,} rows, {tokens:,} tokens, {spent:,} forward passes. "
+        "± orders: what more orders would remove; ± rows: the sampling error of rows drawn from more of their kind."
     )
     return table
 
@@ -153,7 +153,7 @@ def _audit_tables(found: "Consistency") -> list[Table]:
     for name, figure in figures:
         summary.add_row(name, f"{figure.value:.4g}", f"{figure.standard_error:.2g}")
     left_out = f", {found.impossible:,} left out that met a probability of zero" if found.impossible else ""
-    summary.caption = f"{found.circulations.value.numel():,} pairs{left_out}; {found.evaluations:,} forward rows"
+    summary.caption = f"{found.circulations.value.numel():,} pairs{left_out}; {found.evaluations:,} forward passes"
     return [summary, _audit_grid(found)]
 
 

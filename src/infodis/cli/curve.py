@@ -30,7 +30,7 @@ def curve(
         Path, typer.Argument(help="JSONL with text, or prompt and response, or tokens; or a text a line.")
     ],
     model: ModelSpec,
-    evaluations: Annotated[int, typer.Option(min=1, help="Forward rows per text.")] = 64,
+    evaluations: Annotated[int, typer.Option(min=1, help="Forward passes per text.")] = 64,
     limit: Annotated[int | None, typer.Option(min=1, max=MOST, help="Read so many texts. Default: all.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSONL file for one record per text.")] = None,
     plot: Annotated[Path | None, typer.Option(help="SVG, PNG or PDF file for a picture.")] = None,
@@ -106,7 +106,7 @@ def _table(profile: "Profile", model: "Model", *, title: str) -> Table:
     left = profile.curve(LEVELS)
     for place, level in enumerate(LEVELS):
         table.add_row(f"information left at level {level:g}", *_numbers(left, (place,)))
-    counts = f"{len(profile.texts):,} texts, {profile.tokens:,} tokens, {profile.evaluations:,} forward rows"
+    counts = f"{len(profile.texts):,} texts, {profile.tokens:,} tokens, {profile.evaluations:,} forward passes"
     table.caption = f"{counts}\nmodel {model.fingerprint}"
     return table
 

@@ -8,27 +8,7 @@ A `Figure` is plain data. Charts of plain numbers are made in `charts`, those of
 vl-convert-python: pip install 'infodis[report]'.
 """
 
+# ruff: noqa: F401
 from infodis.figures.charts import bars, beside, calibration, grid, grouped_bars, histogram, lines, matrix, roc
 from infodis.figures.figure import Figure, csv_text, load_vega, png, save, save_picture, svg
 from infodis.figures.results import consistency_map, information_curve
-
-__all__ = [
-    "Figure",
-    "bars",
-    "beside",
-    "calibration",
-    "consistency_map",
-    "csv_text",
-    "grid",
-    "grouped_bars",
-    "histogram",
-    "information_curve",
-    "lines",
-    "load_vega",
-    "matrix",
-    "png",
-    "roc",
-    "save",
-    "save_picture",
-    "svg",
-]

@@ -62,20 +62,19 @@ def histogram(
         },
     }
     note = f"{missing:,} without a finite value not shown." if missing else ""
-    return Figure(
-        name, title, " ".join(filter(None, (caption, note))), {**WIDE, **_with_threshold(bars, threshold)}, tuple(data)
-    )
+    spec: dict[str, Any] = {"layer": [bars]}
+    if threshold is not None:
+        spec = _following([bars], {"type": "rule", "style": "threshold"}, {"x": ("threshold", threshold)})
+    return Figure(name, title, " ".join(filter(None, (caption, note))), {**WIDE, **spec}, tuple(data))
 
 
-def _with_threshold(bars: dict[str, Any], threshold: float | None) -> dict[str, Any]:
-    if threshold is None:
-        return {"layer": [bars]}
-    line = {
-        "data": ONCE,
-        "mark": {"type": "rule", "style": "threshold"},
-        "encoding": {"x": {"datum": {"expr": "threshold"}, "type": "quantitative"}},
-    }
-    return {"params": [{"name": "threshold", "value": threshold}], "layer": [bars, line]}
+def _following(
+    layers: list[dict[str, Any]], mark: dict[str, Any], axes: Mapping[str, tuple[str, float]]
+) -> dict[str, Any]:
+    """Layers, and one more mark at parameters that the page moves: by axis, the parameter's name and first value."""
+    at = {axis: {"datum": {"expr": name}, "type": "quantitative"} for axis, (name, _) in axes.items()}
+    params = [{"name": name, "value": value} for name, value in axes.values()]
+    return {"params": params, "layer": [*layers, {"data": ONCE, "mark": mark, "encoding": at}]}
 
 
 def shared_bins(groups: Sequence[Sequence[float]], most: int = 48) -> list[float]:
@@ -125,24 +124,13 @@ def roc(
         _only("chance", {"type": "line", "style": "reference"}, {"x": across, "y": up}),
         _only("curve", {"type": "line", "strokeWidth": 2.5, "interpolate": "linear"}, curve),
     ]
+    spec: dict[str, Any] = {"layer": layers}
+    if operating is not None:
+        at = {"x": ("false_positives", operating[0]), "y": ("true_positives", operating[1])}
+        spec = _following(layers, {"type": "point", "style": "operating", "filled": True}, at)
     known = "" if interval is None else f", 95 % interval {interval[0]:.3f} to {interval[1]:.3f}"
     caption = f"AUROC {area:.3f}{known}. 0.5 (dashed) is chance."
-    return Figure(name, title, caption, {**SQUARE, **_with_operating(layers, operating)}, tuple(data))
-
-
-def _with_operating(layers: list[dict[str, Any]], operating: tuple[float, float] | None) -> dict[str, Any]:
-    if operating is None:
-        return {"layer": layers}
-    names = ("false_positives", "true_positives")
-    point = {
-        "data": ONCE,
-        "mark": {"type": "point", "style": "operating", "filled": True},
-        "encoding": {
-            axis: {"datum": {"expr": name}, "type": "quantitative"} for axis, name in zip("xy", names, strict=True)
-        },
-    }
-    params = [{"name": name, "value": value} for name, value in zip(names, operating, strict=True)]
-    return {"params": params, "layer": [*layers, point]}
+    return Figure(name, title, caption, {**SQUARE, **spec}, tuple(data))
 
 
 def bars(
@@ -157,7 +145,7 @@ def bars(
 ) -> Figure:
     """Named values (value, low, high) as points with intervals, in their order, beside a reference line.
 
-    `kinds` colours them: the kind of each name, such as a model's score or a trivial baseline.
+    `kinds` colours them: the kind of each name, such as a model's score or a baseline without a model.
     """
     of = kinds or {}
     data = [

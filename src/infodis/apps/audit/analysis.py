@@ -192,6 +192,6 @@ def noise_share(groups: Sequence[Group]) -> float:
 
 
 def check_extra() -> None:
-    """What is missing is told before the work, not after it."""
+    """Raise an error before the work, not after it, if a library is missing."""
     if any(importlib.util.find_spec(name) is None for name in ("sklearn", "vl_convert", "jinja2")):
         raise InputError("An audit needs scikit-learn, jinja2 and vl-convert-python: pip install 'infodis[audit]'.")

@@ -19,7 +19,7 @@ from infodis.result import Interval
 from infodis.rng import stream
 
 ROWS = 4000
-"""Rows of a group that are looked at, evenly spread: intervals of AUROC are then within 0.02."""
+"""Rows of a group that are checked, evenly spread: intervals of AUROC are then within 0.02."""
 CHARACTERS = 500
 """Characters of a response that the n-gram classifier reads: enough to know an alphabet and a style."""
 FOLDS = 5
@@ -272,22 +272,22 @@ def _repeats(a: Sequence[str], b: Sequence[str]) -> tuple[int, int, int]:
 
 def related(a: Sequence[ScoredText], b: Sequence[ScoredText]) -> list[int]:
     """A number per row of A, then B: rows that share a response or a prompt have the same, also by way of others."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     rows = [*a, *b]
-    leader = list(range(len(rows)))
-
-    def find(row: int) -> int:
-        while leader[row] != row:
-            leader[row] = leader[leader[row]]
-            row = leader[row]
-        return row
-
     instruction = rows[0].prompt if len({text.prompt for text in rows}) == 1 else ""
-    seen: dict[tuple[str, str], int] = {}
-    for row, text in enumerate(rows):
-        for name in (("response", text.response), ("prompt", text.prompt)):
-            if name[1] and name != ("prompt", instruction):
-                leader[find(row)] = find(seen.setdefault(name, row))
-    return [find(row) for row in range(len(rows))]
+    names = [[("response", one.response), ("prompt", "" if one.prompt == instruction else one.prompt)] for one in rows]
+    nodes: dict[tuple[str, str], int] = {}
+    edges = [
+        (row, nodes.setdefault(name, len(rows) + len(nodes)))
+        for row, some in enumerate(names)
+        for name in some
+        if name[1]
+    ]
+    size = len(rows) + len(nodes)
+    graph = coo_array(([True] * len(edges), tuple(zip(*edges, strict=True)) or ([], [])), shape=(size, size))
+    return connected_components(graph, directed=False)[1][: len(rows)].tolist()
 
 
 def _enough(groups: Sequence[int], size: int, least: int) -> bool:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from infodis.apps.report.page import write
 from infodis.apps.report.scores import tokens_of
 from infodis.apps.report.values import Column, Report, ReportFinding, ReportRow, ReportTable, Threshold
 from infodis.figures import Figure
+from infodis.figures.figure import finite
 from infodis.files import result_text
 from infodis.result import Interval, Measured
 
@@ -215,7 +215,7 @@ def _row(found: Audit, group: str, one: Record, more: Mapping[str, float | None]
 
 def record(found: Audit) -> dict[str, Any]:
     """All statistics as plain values, for a JSON file."""
-    return _plain(
+    return finite(
         {
             "task": found.task.name,
             "groups": [
@@ -244,15 +244,6 @@ def _questioned(found: QuestionedRows) -> dict[str, Any]:
         "separation": dataclasses.asdict(found.separation),
         "rows": [{"id": id, "p": p, "q": q} for id, p, q in found.rows],
     }
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: names are texts, infinite numbers are null."""
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def findings(found: Audit) -> list[ReportFinding]:

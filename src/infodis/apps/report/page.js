@@ -389,13 +389,13 @@
     // Tokens are heard at the table: there may be thousands
 
     listen() {
-      const told = (event) => event.target.closest?.(".token");
-      this.table.addEventListener("pointerover", (event) => (told(event) ? this.tell(told(event)) : tip.hide()));
+      const tokenOf = (event) => event.target.closest?.(".token");
+      this.table.addEventListener("pointerover", (event) => (tokenOf(event) ? this.showToken(tokenOf(event)) : tip.hide()));
       this.table.addEventListener("pointerleave", () => tip.hide());
-      this.table.addEventListener("focusin", (event) => told(event) && this.tell(told(event)));
+      this.table.addEventListener("focusin", (event) => tokenOf(event) && this.showToken(tokenOf(event)));
       this.table.addEventListener("focusout", () => tip.hide());
       this.table.addEventListener("click", (event) => this.click(event.target));
-      this.table.addEventListener("keydown", (event) => told(event) && this.walk(event, told(event)));
+      this.table.addEventListener("keydown", (event) => tokenOf(event) && this.walk(event, tokenOf(event)));
       document.addEventListener("keydown", (event) => event.key === "Escape" && tip.hide());
       document.addEventListener("scroll", () => this.followScroll(), { passive: true });
     }
@@ -403,16 +403,16 @@
     // Walking by keyboard scrolls too: then the tip goes along
     followScroll() {
       const walked = document.activeElement?.matches(".token:focus-visible") && !tip.box.hidden;
-      if (walked) this.tell(document.activeElement);
+      if (walked) this.showToken(document.activeElement);
       else tip.hide();
     }
 
     click(target) {
       if (target.matches(".more")) find(".more", this.toggle(this.rowOf(target))).focus();
-      else if (target.matches(".token")) this.tell(target);
+      else if (target.matches(".token")) this.showToken(target);
     }
 
-    tell(token) {
+    showToken(token) {
       for (const other of findAll("[aria-describedby]", this.table)) other.removeAttribute("aria-describedby");
       tip.show(token.getClientRects()[0], ...tokenStory(this.data, this.rowOf(token), Number(token.dataset.n)));
       token.setAttribute("aria-describedby", "tip");

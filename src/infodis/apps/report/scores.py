@@ -7,7 +7,7 @@ from typing import Any
 
 from infodis.apps.report.values import Column, Report, ReportFinding, ReportRow, ReportTable, Tokens
 from infodis.figures import Figure, histogram, lines, matrix
-from infodis.result import RateSum
+from infodis.result import Measured, RateSum
 
 Record = dict[str, Any]
 
@@ -118,7 +118,7 @@ def _mean(rated: Sequence[Record]) -> ReportFinding:
         return ReportFinding(f"{text} over {_rows(len(rated))}; the error is that of the random masks.")
     return ReportFinding(
         f"{text} over {_rows(len(rated))}. The error is the sampling error of rows drawn from more of their kind; "
-        f"the random masks make ± {_digits(masks)} of it."
+        f"the random masks make ± {masks:.2g} of it."
     )
 
 
@@ -203,8 +203,9 @@ def _along(per_token: Sequence[Sequence[float | None]]) -> list[tuple[float, flo
         there = [nats for row in per_token if place < len(row) and (nats := row[place]) is not None]
         if len(there) < FEWEST:
             break
-        mean, half = fmean(there), 1.96 * math.sqrt(variance(there) / len(there))
-        found.append((float(place + 1), mean, mean - half, mean + half))
+        mean = Measured.mean(there)
+        half = 1.96 * mean.standard_error
+        found.append((float(place + 1), mean.value, mean.value - half, mean.value + half))
     return found
 
 
@@ -219,17 +220,7 @@ def _row_cost(record: Record) -> str:
 
 def _with_error(value: float, error: float) -> str:
     """A number to the two leading digits of its error."""
-    if not error:
-        return f"{value:.4g}"
-    return f"{value:.{_decimals(error)}f} ± {_digits(error)}"
-
-
-def _digits(error: float) -> str:
-    return f"{error:.{_decimals(error)}f}" if error else "0"
-
-
-def _decimals(error: float) -> int:
-    return max(0, 1 - math.floor(math.log10(error)))
+    return str(Measured(value, error)) if error else f"{value:.4g}"
 
 
 def _rows(count: int) -> str:
