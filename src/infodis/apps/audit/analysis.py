@@ -31,41 +31,29 @@ class Task:
     """What A and B are called unless names are given."""
     positive: int
     """Which of them (0 or 1) is to be found: its rows are the positives."""
-    sign: int
-    """1 if these should be stranger to the model than the others, -1 if they should be less strange."""
     question: str
 
-    def orient(self, score: float) -> float:
-        """High for rows of the group that is to be found."""
-        return self.sign * score
+    @property
+    def sign(self) -> int:
+        """1 if the positives should be stranger to the model than the others, -1 if they should be more familiar."""
+        return 1 if self.positive == 1 else -1
 
 
-TASKS = {
-    "ood": Task(
+_TASKS = (
+    Task(
         "ood",
         "Out of distribution?",
         ("in", "out"),
-        positive=1,
-        sign=1,
-        question="Does the model find the rows of {1} stranger than those of {0}?",
+        1,
+        "Does the model find the rows of {1} stranger than those of {0}?",
     ),
-    "shift": Task(
-        "shift",
-        "Has the distribution shifted?",
-        ("before", "after"),
-        positive=1,
-        sign=1,
-        question="Do {0} and {1} look alike to the model?",
+    Task("shift", "Has the distribution shifted?", ("before", "after"), 1, "Do {0} and {1} look alike to the model?"),
+    Task(
+        *("membership", "Was it in the training data?", ("members", "nonmembers"), 0),
+        "Does the model find the rows of {0} more familiar than those of {1}?",
     ),
-    "membership": Task(
-        "membership",
-        "Was it in the training data?",
-        ("members", "nonmembers"),
-        positive=0,
-        sign=-1,
-        question="Does the model find the rows of {0} more familiar than those of {1}?",
-    ),
-}
+)
+TASKS = {task.name: task for task in _TASKS}
 
 
 def task_named(name: str) -> Task:
@@ -164,7 +152,7 @@ def analyse(task: Task, groups: Sequence[Group], *, same_rows: bool = False, see
 def _values(task: Task, score: DetectionScore, group: Group) -> Values:
     """High for what is to be found."""
     found = [score.of(record) for record in group.records]
-    return torch.tensor([task.orient(one) for one in found if one is not None], dtype=torch.float64)
+    return torch.tensor([task.sign * one for one in found if one is not None], dtype=torch.float64)
 
 
 def _questioned(

@@ -135,6 +135,11 @@ class Confounds:
     """A classifier of characters, out of fold; None if there are too few distinct texts for folds."""
     duplicates: Duplicates
 
+    @property
+    def baselines(self) -> list[Baseline]:
+        """The classifier first, if there is one."""
+        return [*([] if self.ngrams is None else [self.ngrams]), *self.features]
+
     def findings(self, model: Separation) -> list[str]:
         """What a reader must know before believing `model`, the most important first; often nothing."""
         first = [self._classifier(model)] if self.ngrams is not None and _matters(self.ngrams.auroc, model) else []

@@ -140,11 +140,10 @@ def by_text(a: Group, b: Group) -> tuple[Group, Group] | None:
 
 
 def _sharing(a: Group, b: Group, mine: list[str | None], its: list[str | None]) -> tuple[Group, Group] | None:
-    keys = mine, its
-    common = len({key for key in keys[0] if key} & {key for key in keys[1] if key})
+    common = len({key for key in mine if key} & {key for key in its if key})
     if common < max(2, MOSTLY * min(len(a.records), len(b.records))):
         return None
-    return _matched(a, b, *keys)
+    return _matched(a, b, mine, its)
 
 
 def clusters(one: Group, other: Group) -> tuple[list[str], list[str]] | None:

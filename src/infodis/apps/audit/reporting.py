@@ -97,9 +97,7 @@ def _scores(found: Audit) -> ReportTable:
 
 
 def _baselines(found: Audit) -> ReportTable:
-    ngrams = found.confounds.ngrams
-    every = [*([] if ngrams is None else [ngrams]), *found.confounds.features]
-    rows = [(one.score, interval_text(one.auroc)) for one in every]
+    rows = [(one.score, interval_text(one.auroc)) for one in found.confounds.baselines]
     return ReportTable(
         "Baselines without a model",
         ("baseline", "AUROC"),
@@ -137,20 +135,19 @@ def _figures(found: Audit, start: float) -> list[Figure]:
 
 
 def _operating(found: Audit, start: float) -> tuple[float, float]:
-    sign = found.task.sign
-    shares = []
-    for group in (found.negative, found.positive):
-        flagged = [sign * ((PRIMARY.of(one) or 0.0) - start) >= 0 for one in group.records]
-        shares.append(sum(flagged) / len(flagged))
-    return shares[0], shares[1]
+    """The shares of negatives and positives that the threshold flags."""
+
+    def flagged(group: Group) -> float:
+        hits = [found.task.sign * ((PRIMARY.of(one) or 0.0) - start) >= 0 for one in group.records]
+        return sum(hits) / len(hits)
+
+    return flagged(found.negative), flagged(found.positive)
 
 
 def _comparison(found: Audit) -> Figure:
     """AUROCs of the model's scores beside those of baselines without a model."""
-    ngrams = found.confounds.ngrams
     named = [(one.score, one.auroc, "model") for one in found.separations]
-    baselines = [*([] if ngrams is None else [ngrams]), *found.confounds.features]
-    named += [(one.score, one.auroc, "no model") for one in baselines]
+    named += [(one.score, one.auroc, "no model") for one in found.confounds.baselines]
     return figures.bars(
         {name: (auroc.value, auroc.low, auroc.high) for name, auroc, _ in named},
         axis="AUROC",
@@ -167,8 +164,7 @@ def _profile(found: Audit) -> Figure:
     for group in found.groups:
         points = []
         for quarter, centre in enumerate(QUARTER_CENTRES):
-            found_here = (one["nll_by_mask_rate"][quarter] for one in group.records)
-            nats = [value for value in found_here if value is not None]
+            nats = [nats for one in group.records if (nats := one["nll_by_mask_rate"][quarter]) is not None]
             if len(nats) > 1:
                 mean = Measured.mean(nats)
                 half = 2 * mean.standard_error
@@ -187,17 +183,10 @@ def _columns(found: Audit) -> tuple[Column, ...]:
     scores = [Column(score.name, score.name, score.about) for score in found.scores]
     certainty = Column("standard error", "± masks", "Standard error of nll per token, from the masks drawn.")
     tokens = Column("tokens", "tokens", "Tokens of the response.", digits=0)
-    questioned = (
-        []
-        if found.questioned is None
-        else [
-            Column("p", "p", f"Chance that a row of {found.groups[1].name} looks as familiar.", digits=4),
-            Column(
-                "q", "q", "Share of false discoveries if this row and all clearer ones are called members.", digits=4
-            ),
-        ]
-    )
-    return (scores[0], certainty, tokens, *questioned, *scores[1:])
+    chance = f"Chance that a row of {found.groups[1].name} looks as familiar."
+    false = "Share of false discoveries if this row and all clearer ones are called members."
+    questioned = [Column("p", "p", chance, digits=4), Column("q", "q", false, digits=4)]
+    return (scores[0], certainty, tokens, *(questioned if found.questioned else []), *scores[1:])
 
 
 def _rows(found: Audit, group: Group) -> list[ReportRow]:

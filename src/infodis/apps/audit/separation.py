@@ -433,7 +433,9 @@ def _curve(negatives: Negatives, positives: Positives, rates: Values, units: Sam
     value = (size - torch.searchsorted(ordered, threshold, right=True)).double() / size
     least = (size - torch.searchsorted(ordered, falling[fewest])).double() / size
     greatest = (size - torch.searchsorted(ordered, falling[most + 1], right=True)).double() / size
-    wilson = torch.tensor([_proportion(one, units.effective[1]) for one in value.tolist()], dtype=torch.float64)
+    rows = units.effective[1]
+    shares = [score_interval(p, p * (1 - p) / rows, rows=rows, evidence=1) for p in value.tolist()]
+    wilson = torch.tensor([(one.low, one.high) for one in shares], dtype=torch.float64)
     angle = torch.stack([value, least, greatest, *wilson.T]).clamp(0, 1).sqrt().asin()  # no end passes 0 or 1
     low = angle[0] - torch.hypot(angle[0] - angle[1], angle[0] - angle[3])
     high = angle[0] + torch.hypot(angle[2] - angle[0], angle[4] - angle[0])
@@ -449,11 +451,6 @@ def _exceeding(count: int, effective: int, rates: Values) -> tuple[Int[Tensor, "
     tails = (1 - LEVEL) / 2, (1 + LEVEL) / 2
     low, high = (torch.as_tensor(binom.ppf(tail, effective, rates.numpy())).long() for tail in tails)
     return low * count // effective, high * count // effective
-
-
-def _proportion(share: float, rows: float) -> tuple[float, float]:
-    found = score_interval(share, share * (1 - share) / rows, rows=rows, evidence=1)
-    return found.low, found.high
 
 
 def roc(
