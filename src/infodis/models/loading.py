@@ -40,16 +40,15 @@ def load(spec: str | Path, **options: Any) -> Model:
     return load_with(spec, ModelOptions(**options))
 
 
-def _signature() -> inspect.Signature:
-    """That of `load`, with every option by name."""
-    first = inspect.signature(load).parameters["spec"]
-    more = inspect.signature(ModelOptions).parameters.values()
-    return inspect.Signature(
-        [first, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in more)], return_annotation=Model
-    )
-
-
-load.__signature__ = _signature()  # type: ignore[attr-defined]
+load.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what help() and editors show
+    [
+        inspect.signature(load).parameters["spec"],
+        *(
+            one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for one in inspect.signature(ModelOptions).parameters.values()
+        ),
+    ]
+)
 
 
 def load_with(spec: str | Path, options: ModelOptions) -> Model:
