@@ -23,7 +23,7 @@ MATRICES, MOST_CELLS = 8, 60
 """Rows whose influences are drawn, and the most tokens of a prompt or text for it."""
 
 FEWEST = 10
-"""Rows that a place in the text needs for a mean to be shown."""
+"""Rows that a histogram, or the mean at a place in the text, needs to be shown."""
 
 PER_TOKEN = Column("bits_per_token", "bits per token", "What a token of the row costs the model on average.", 3)
 COLUMNS = (
@@ -164,7 +164,7 @@ def _beginning(record: Record, most: int = 60) -> str:
 
 def _figures(kept: Sequence[Record]) -> Iterator[Figure]:
     rated = _rated(kept)
-    if rated:
+    if len(rated) >= FEWEST:
         values = {"rows": [record["bits_per_token"] for record in rated]}
         yield histogram(values, axis=PER_TOKEN.title, name="bits-per-token", title="Bits per token of the rows")
     along = _along([record["per_token"] for record in kept if record.get("per_token")])
