@@ -65,7 +65,7 @@ MUTATIONS = (
         "design.py",
         "1 / (levels * levels.shape[-1])",
         "1 / ((1 - levels) * levels.shape[-1])",
-        ("test_design.py::test_time_integral_certificate_against_quadrature",),
+        ("core/test_design.py::test_time_integral_certificate_against_quadrature",),
     ),
     Mutation(
         "time-free-harmonic",
@@ -73,7 +73,7 @@ MUTATIONS = (
         "design.py",
         "harmonic = inverse.sum()",
         "harmonic = inverse[:-1].sum()",
-        ("test_design.py::test_certificate_against_enumeration[TimeFree()-3]",),
+        ("core/test_design.py::test_certificate_against_enumeration[TimeFree()-3]",),
     ),
     Mutation(
         "time-free-full-mask",
@@ -81,7 +81,7 @@ MUTATIONS = (
         "design.py",
         "sizes = 1 + torch.searchsorted(cumulative, levels.contiguous(), right=True)",
         "sizes = (1 + torch.searchsorted(cumulative, levels.contiguous())).clamp(max=max(1, keys.shape[-1] - 1))",
-        ("test_design.py::test_certificate_against_enumeration[TimeFree()-3]",),
+        ("core/test_design.py::test_certificate_against_enumeration[TimeFree()-3]",),
     ),
     Mutation(
         "uniform-count-rounded",
@@ -89,7 +89,7 @@ MUTATIONS = (
         "design.py",
         "(1 + (levels * length).long()).clamp(max=length)",
         "(levels * length).round().long().clamp(min=1)",
-        ("test_design.py::test_certificate_against_enumeration[UniformCount()-3]",),
+        ("core/test_design.py::test_certificate_against_enumeration[UniformCount()-3]",),
     ),
     Mutation(
         "uniform-count-weight",
@@ -97,7 +97,7 @@ MUTATIONS = (
         "design.py",
         "length / (rows * sizes.double())",
         "(length + 1) / (rows * (sizes + 1).double())",
-        ("test_design.py::test_certificate_against_enumeration[UniformCount()-3]",),
+        ("core/test_design.py::test_certificate_against_enumeration[UniformCount()-3]",),
     ),
     Mutation(
         "strata-rounded",
@@ -105,7 +105,7 @@ MUTATIONS = (
         "design.py",
         "_uniform_count((torch.arange(rows) + levels) / rows, keys)",
         "_uniform_count((torch.arange(rows) + 0.5).expand_as(levels).double() / rows, keys)",
-        ("test_design.py::test_certificate_against_enumeration[StratifiedCount()-5]",),
+        ("core/test_design.py::test_certificate_against_enumeration[StratifiedCount()-5]",),
     ),
     Mutation(
         "pairs-sizes",
@@ -113,7 +113,7 @@ MUTATIONS = (
         "design.py",
         "(levels[..., :1] * (length + 1)).long().clamp(max=length)",
         "(1 + (levels[..., :1] * length).long()).clamp(max=length)",
-        ("test_design.py::test_certificate_against_enumeration[Pairs()-3]",),
+        ("core/test_design.py::test_certificate_against_enumeration[Pairs()-3]",),
     ),
     Mutation(
         "tiled-weight",
@@ -121,7 +121,7 @@ MUTATIONS = (
         "design.py",
         "schedule.width / (schedule.rows * sizes.double())",
         "1 / (schedule.rows * sizes.double())",
-        ("test_design.py::test_certificate_against_enumeration[Tiled(power=0.2, floor=0.3)-5]",),
+        ("core/test_design.py::test_certificate_against_enumeration[Tiled(power=0.2, floor=0.3)-5]",),
     ),
     Mutation(
         "tiled-not-crosswise",
@@ -129,7 +129,7 @@ MUTATIONS = (
         "design.py",
         "order = (ranks(row + key) - first + key) / (last - first)",
         "order = key + 0 * (last - first)",
-        ("test_design.py::test_decks_are_dealt_crosswise_so_that_no_pair_meets_twice",),
+        ("core/test_design.py::test_decks_are_dealt_crosswise_so_that_no_pair_meets_twice",),
     ),
     Mutation(
         "tiled-dealt-twice",
@@ -137,7 +137,7 @@ MUTATIONS = (
         "design.py",
         "return order - 2.0 * front",
         "return order - 0.0 * front",
-        ("test_design.py::test_certificate_against_enumeration[Tiled(power=0.2, floor=0.3)-4]",),
+        ("core/test_design.py::test_certificate_against_enumeration[Tiled(power=0.2, floor=0.3)-4]",),
     ),
     Mutation(
         "orders-antithetic-weight",
@@ -145,7 +145,7 @@ MUTATIONS = (
         "design.py",
         ".double() / turns.shape[-2]",
         ".double()",
-        ("test_design.py::test_certificate_against_enumeration[Orders(antithetic=True)-3]",),
+        ("core/test_design.py::test_certificate_against_enumeration[Orders(antithetic=True)-3]",),
     ),
     Mutation(
         "enumerate-weight",
@@ -153,7 +153,7 @@ MUTATIONS = (
         "design.py",
         "1 / (sizes * ways[sizes])",
         "1 / ways[sizes]",
-        ("test_design.py::test_enumerate_weights_against_certificate",),
+        ("core/test_design.py::test_enumerate_weights_against_certificate",),
     ),
     Mutation(
         "keys-hold-the-level",
@@ -161,7 +161,7 @@ MUTATIONS = (
         "design.py",
         "drawn[:, 1:].transpose(1, 2)",
         "drawn[:, :-1].transpose(1, 2)",
-        ("test_design.py::test_numbers_of_levels_and_positions_are_all_different_and_begin_alike",),
+        ("core/test_design.py::test_numbers_of_levels_and_positions_are_all_different_and_begin_alike",),
     ),
     Mutation(
         "unequal-lengths-not-coupled",
@@ -169,7 +169,7 @@ MUTATIONS = (
         "design.py",
         "return drawn[:, 0], drawn[:, 1:].transpose(1, 2)",
         "return drawn[:, -1], drawn[:, :-1].transpose(1, 2)",
-        ("test_design.py::test_numbers_of_levels_and_positions_are_all_different_and_begin_alike",),
+        ("core/test_design.py::test_numbers_of_levels_and_positions_are_all_different_and_begin_alike",),
     ),
     # Controls: what is subtracted has a known mean and comes from other rows.
     Mutation(
@@ -178,7 +178,7 @@ MUTATIONS = (
         "control.py",
         "total.minus(mine)",
         "total",
-        ("test_control.py::test_predictions_come_from_other_folds",),
+        ("core/test_control.py::test_predictions_come_from_other_folds",),
     ),
     Mutation(
         "control-mean-of-neighbours",
@@ -186,7 +186,7 @@ MUTATIONS = (
         "control.py",
         "neighbours - present / 2",
         "neighbours - present / 3",
-        ("test_control.py::test_features_have_mean_zero_against_enumeration",),
+        ("core/test_control.py::test_features_have_mean_zero_against_enumeration",),
     ),
     Mutation(
         "control-mean-of-sizes",
@@ -194,7 +194,7 @@ MUTATIONS = (
         "control.py",
         "share - (length + 1) / (2 * length)",
         "share - 1 / 2",
-        ("test_control.py::test_features_have_mean_zero_against_enumeration",),
+        ("core/test_control.py::test_features_have_mean_zero_against_enumeration",),
     ),
     Mutation(
         "control-mean-added-per-row",
@@ -202,7 +202,7 @@ MUTATIONS = (
         "sample.py",
         "(block[2] - prediction) + mean / self.layout.rows",
         "(block[2] - prediction) + mean",
-        ("test_estimate.py::test_unbiased_against_enumeration[exact-StratifiedCount()-Positions]",),
+        ("core/test_estimate.py::test_unbiased_against_enumeration[exact-StratifiedCount()-Positions]",),
     ),
     Mutation(
         "folds-split-replicates",
@@ -210,7 +210,7 @@ MUTATIONS = (
         "control.py",
         "n * replicates // folds * rows",
         "n * replicates * rows // folds",
-        ("test_control.py::test_folds_are_blocks_of_whole_replicates",),
+        ("core/test_control.py::test_folds_are_blocks_of_whole_replicates",),
     ),
     # Errors: the only promise that a number makes about itself.
     Mutation(
@@ -219,7 +219,7 @@ MUTATIONS = (
         "result.py",
         "replicates.std(dim) / math.sqrt(count)",
         "replicates.std(dim) / math.sqrt(count + 1)",
-        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+        ("core/test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
     ),
     Mutation(
         "error-of-values",
@@ -227,7 +227,7 @@ MUTATIONS = (
         "result.py",
         "return float(self.replicates[: self.first].std()) / math.sqrt(self.replicates.numel())",
         "return float(self.replicates[: self.first].std()) / math.sqrt(self.replicates.numel() + 1)",
-        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+        ("core/test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
     ),
     Mutation(
         "interval-one-sided",
@@ -235,7 +235,7 @@ MUTATIONS = (
         "result.py",
         "student_quantile((1 + level) / 2, ",
         "student_quantile(level, ",
-        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+        ("core/test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
     ),
     Mutation(
         "interval-normal",
@@ -243,7 +243,7 @@ MUTATIONS = (
         "result.py",
         "self.degrees_of_freedom) * self._scale",
         "10**9) * self._scale",
-        ("test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
+        ("core/test_estimate.py::test_errors_of_four_replicates_against_closed_form",),
     ),
     Mutation(
         "pooled-errors-added",
@@ -251,7 +251,7 @@ MUTATIONS = (
         "result.py",
         "torch.hypot(mine * self.per_token_error, its * other.per_token_error)",
         "mine * self.per_token_error + its * other.per_token_error",
-        ("test_estimate.py::test_pooled_errors_of_credits_are_those_of_all_replicates",),
+        ("core/test_estimate.py::test_pooled_errors_of_credits_are_those_of_all_replicates",),
     ),
     # Random streams: independent where errors are averaged, shared where they are to cancel.
     Mutation(
@@ -260,7 +260,7 @@ MUTATIONS = (
         "sample.py",
         "paths = [(name, replicate) for name in self.names",
         "paths = [(0, replicate) for name in self.names",
-        ("test_estimate.py::test_sequences_of_one_length_meet_masks_of_their_own",),
+        ("core/test_estimate.py::test_sequences_of_one_length_meet_masks_of_their_own",),
     ),
     Mutation(
         "replicates-share-masks",
@@ -268,7 +268,7 @@ MUTATIONS = (
         "sample.py",
         "paths = [(name, replicate) for name in self.names",
         "paths = [(name, 0) for name in self.names",
-        ("test_estimate.py::test_sequences_of_one_length_meet_masks_of_their_own",),
+        ("core/test_estimate.py::test_sequences_of_one_length_meet_masks_of_their_own",),
     ),
     Mutation(
         "seed-ignored",
@@ -276,7 +276,7 @@ MUTATIONS = (
         "sample.py",
         "seed=self.seed, paths=paths",
         "seed=0, paths=paths",
-        ("test_estimate.py::test_a_seed_changes_the_masks_and_nothing_else_does",),
+        ("core/test_estimate.py::test_a_seed_changes_the_masks_and_nothing_else_does",),
     ),
     Mutation(
         "key-without-target",
@@ -284,7 +284,7 @@ MUTATIONS = (
         "item.py",
         "parts = (self.clean, self.target, self.context)",
         "parts = (self.clean, self.context)",
-        ("test_estimate.py::test_items_that_differ_in_their_sets_only_are_not_taken_for_equal",),
+        ("core/test_estimate.py::test_items_that_differ_in_their_sets_only_are_not_taken_for_equal",),
     ),
     Mutation(
         "windows-share-masks",
@@ -292,7 +292,7 @@ MUTATIONS = (
         "quantities/perplexity.py",
         'key("window", number)',
         'key("window", 0)',
-        ("test_perplexity.py::test_the_error_from_masks_is_the_spread_over_seeds[text]",),
+        ("quantities/test_perplexity.py::test_the_error_from_masks_is_the_spread_over_seeds[text]",),
     ),
     Mutation(
         "documents-share-masks",
@@ -308,7 +308,7 @@ MUTATIONS = (
         "quantities/ratio.py",
         "if side is self.base or self.coupled:",
         "if side is self.base:",
-        ("test_ratio.py::test_identical_sides_are_exactly_equal",),
+        ("quantities/test_ratio.py::test_identical_sides_are_exactly_equal",),
     ),
     Mutation(
         "ratio-reversed",
@@ -316,7 +316,7 @@ MUTATIONS = (
         "quantities/ratio.py",
         "side.item, name, -side.sign)",
         "side.item, name, side.sign)",
-        ("test_ratio.py::test_exact_designs_give_exact_ratios",),
+        ("quantities/test_ratio.py::test_exact_designs_give_exact_ratios",),
     ),
     Mutation(
         "margin-sides",
@@ -324,7 +324,7 @@ MUTATIONS = (
         "quantities/ratio.py",
         "Side(reference, chosen, -1), Side(reference, rejected)",
         "Side(reference, rejected, -1), Side(reference, chosen)",
-        ("test_ratio.py::test_margin_by_enumeration_against_exact",),
+        ("quantities/test_ratio.py::test_margin_by_enumeration_against_exact",),
     ),
     # Races: the bound alpha on wrong decisions.
     Mutation(
@@ -333,7 +333,7 @@ MUTATIONS = (
         "quantities/choose.py",
         ".logsumexp(1) - math.log(len(self.keys) - 1)",
         ".logsumexp(1)",
-        ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
+        ("quantities/test_choose.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
     ),
     Mutation(
         "race-rivals-counted-with-itself",
@@ -341,7 +341,7 @@ MUTATIONS = (
         "quantities/choose.py",
         ".logsumexp(1) - math.log(len(self.keys) - 1)",
         ".logsumexp(1) - math.log(len(self.keys))",
-        ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
+        ("quantities/test_choose.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
     ),
     Mutation(
         "race-chance-of-other-rivals",
@@ -349,7 +349,7 @@ MUTATIONS = (
         "quantities/choose.py",
         "math.log((len(self.keys) - 1) / self.race.alpha)",
         "math.log(len(self.keys) / self.race.alpha)",
-        ("test_race.py::test_a_lead_that_gets_there_in_the_end_has_an_even_chance",),
+        ("quantities/test_choose.py::test_a_lead_that_gets_there_in_the_end_has_an_even_chance",),
     ),
     Mutation(
         "race-evidence-without-price",
@@ -357,7 +357,7 @@ MUTATIONS = (
         "quantities/choose.py",
         "- math.log(shrink) / 2 + count / 2 * growth",
         "+ count / 2 * growth",
-        ("test_race.py::test_evidence_against_integral",),
+        ("quantities/test_choose.py::test_evidence_against_integral",),
     ),
     Mutation(
         "race-weight",
@@ -365,7 +365,7 @@ MUTATIONS = (
         "design.py",
         "1 / (rows * sizes * share[sizes - 1])",
         "1 / (rows * share[sizes - 1])",
-        ("test_race.py::test_certificate_against_enumeration",),
+        ("quantities/test_choose.py::test_certificate_against_enumeration",),
     ),
     Mutation(
         "race-losers-forgotten",
@@ -373,7 +373,7 @@ MUTATIONS = (
         "quantities/choose.py",
         ".logsumexp(1) - math.log(len(self.keys) - 1)",
         ".logsumexp(1) - math.log(len(possible) - 1)",
-        ("test_race.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
+        ("quantities/test_choose.py::test_a_choice_is_out_when_the_mean_of_e_over_its_rivals_is_100",),
     ),
     Mutation(
         "race-sizes-ignored",
@@ -381,7 +381,7 @@ MUTATIONS = (
         "quantities/choose.py",
         ".expand(count) / self.sizes[n]",
         ".expand(count)",
-        ("test_race.py::test_sizes_divide_the_nll",),
+        ("quantities/test_choose.py::test_sizes_divide_the_nll",),
     ),
     # Bounds: which side of the truth they are on.
     Mutation(
@@ -390,7 +390,7 @@ MUTATIONS = (
         "quantities/bounds.py",
         "- math.log(count) + doubt.log1p()",
         "- math.log(count) + 0 * doubt",
-        ("test_bounds.py::test_the_tangent_point_against_closed_form",),
+        ("quantities/test_bounds.py::test_the_tangent_point_against_closed_form",),
     ),
     Mutation(
         "tangent-from-the-same-half",
@@ -398,7 +398,7 @@ MUTATIONS = (
         "quantities/bounds.py",
         "[tangent_point(costs[half:]).expand(half), tangent_point(costs[:half]).expand(len(costs) - half)]",
         "[tangent_point(costs[:half]).expand(half), tangent_point(costs[half:]).expand(len(costs) - half)]",
-        ("test_bounds.py::test_estimates_against_enumeration",),
+        ("quantities/test_bounds.py::test_estimates_against_enumeration",),
     ),
     Mutation(
         "lower-bound-is-an-upper-one",
@@ -406,7 +406,7 @@ MUTATIONS = (
         "quantities/bounds.py",
         'bound("tangent_nll", tangent(costs), ',
         'bound("tangent_nll", importance(costs, len(costs)), ',
-        ("test_bounds.py::test_estimates_against_enumeration",),
+        ("quantities/test_bounds.py::test_estimates_against_enumeration",),
     ),
     Mutation(
         "mixture-of-orders-summed",
@@ -414,7 +414,7 @@ MUTATIONS = (
         "quantities/orders.py",
         "torch.logsumexp(log_likelihood[rest] - cost, dim=1) - math.log(size)",
         "torch.logsumexp(log_likelihood[rest] - cost, dim=1)",
-        ("test_bounds.py::test_short_targets_are_exact_against_all_orders",),
+        ("quantities/test_bounds.py::test_short_targets_are_exact_against_all_orders",),
     ),
     Mutation(
         "impossible-order-forgotten",
@@ -422,7 +422,7 @@ MUTATIONS = (
         "quantities/bounds.py",
         "if bool(costs.isinf().any()) else replicates",
         "if bool(costs.isinf().all()) else replicates",
-        ("test_bounds.py::test_one_impossible_order_makes_every_group_infinite",),
+        ("quantities/test_bounds.py::test_one_impossible_order_makes_every_group_infinite",),
     ),
     Mutation(
         "equal-rows-counted-as-independent",
@@ -430,7 +430,7 @@ MUTATIONS = (
         "quantities/bounds.py",
         "errors.get(one.item.key, 0.0) + part.standard_error",
         "math.hypot(errors.get(one.item.key, 0.0), part.standard_error)",
-        ("test_bounds.py::test_averages_add_up",),
+        ("quantities/test_bounds.py::test_averages_add_up",),
     ),
     # Predictors: what is masked, what is visible, what has probability zero.
     Mutation(
@@ -439,7 +439,7 @@ MUTATIONS = (
         "evaluate.py",
         "hidden = self.hidden[item].scatter(1, target, masked)",
         "hidden = torch.zeros_like(self.hidden[item]).scatter(1, target, masked)",
-        ("test_estimate.py::test_orders_on_a_chain_against_exact",),
+        ("core/test_estimate.py::test_orders_on_a_chain_against_exact",),
     ),
     Mutation(
         "masked-tokens-shown",
@@ -447,7 +447,7 @@ MUTATIONS = (
         "predictor.py",
         "rows = torch.where(masked, self.mask_token, tokens)",
         "rows = torch.where(masked.all(1, keepdim=True), self.mask_token, tokens)",
-        ("test_predictor.py::test_from_function_agrees_with_the_oracle_itself",),
+        ("core/test_predictor.py::test_from_function_agrees_with_the_oracle_itself",),
     ),
     Mutation(
         "unnormalised-accepted",
@@ -455,7 +455,7 @@ MUTATIONS = (
         "predictor.py",
         "~(totals.abs() <= TOLERANCE)",
         "totals.isnan()",
-        ("test_predictor.py::test_what_is_not_a_log_probability_is_named",),
+        ("core/test_predictor.py::test_what_is_not_a_log_probability_is_named",),
     ),
     Mutation(
         "impossible-averaged",
@@ -463,7 +463,7 @@ MUTATIONS = (
         "sample.py",
         "values[self.impossible] = math.inf",
         "values[impossible] = values[impossible]",
-        ("test_estimate.py::test_impossible_data_give_inf_and_say_so",),
+        ("core/test_estimate.py::test_impossible_data_give_inf_and_say_so",),
     ),
     Mutation(
         "mask-column-in-distributions",
@@ -527,7 +527,7 @@ MUTATIONS = (
         "quantities/perplexity.py",
         "first, last = len(before) + context, len(row) - len(behind)",
         "first, last = len(before) + context, len(row)",
-        ("test_perplexity.py::test_special_tokens_around_a_window_are_context",),
+        ("quantities/test_perplexity.py::test_special_tokens_around_a_window_are_context",),
     ),
     # Long texts: every token once, every byte once.
     Mutation(
@@ -536,7 +536,7 @@ MUTATIONS = (
         "quantities/perplexity.py",
         "context = length - (self.windows.stride or length) if number else 0",
         "context = 0",
-        ("test_perplexity.py::test_windows_cover_every_token_once",),
+        ("quantities/test_perplexity.py::test_windows_cover_every_token_once",),
     ),
     Mutation(
         "bytes-of-windows-counted-twice",
@@ -756,7 +756,7 @@ MUTATIONS = (
         "auto.py",
         "commutators = (changes - changes.transpose(1, 2))",
         "commutators = (changes + changes.transpose(1, 2))",
-        ("test_estimate.py::test_auto_takes_orders_where_they_are_exact_and_tiles_where_not",),
+        ("core/test_estimate.py::test_auto_takes_orders_where_they_are_exact_and_tiles_where_not",),
     ),
     Mutation(
         "budget-left-over",
@@ -764,7 +764,7 @@ MUTATIONS = (
         "design.py",
         "min(range(fewest, 2 * fewest), key=lambda count: rows % count)",
         "fewest",
-        ("test_estimate.py::test_a_budget_is_spent_or_nearly",),
+        ("core/test_estimate.py::test_a_budget_is_spent_or_nearly",),
     ),
     Mutation(
         "settings-not-compared",
@@ -838,7 +838,7 @@ MUTATIONS = (
         "quantities/consistency.py",
         "pair_weight * size_weight",
         "pair_weight",
-        ("test_consistency.py::test_weights_make_pairs_and_sizes_uniform",),
+        ("quantities/test_consistency.py::test_weights_make_pairs_and_sizes_uniform",),
     ),
     Mutation(
         "influence-shares",
@@ -846,7 +846,7 @@ MUTATIONS = (
         "quantities/influence.py",
         "_shapley(pair) * (count - 1) / 2",
         "_shapley(pair) * count / 2",
-        ("test_information.py::test_drawn_influence_is_unbiased_and_adds_up",),
+        ("quantities/test_information.py::test_drawn_influence_is_unbiased_and_adds_up",),
     ),
     Mutation(
         "information-left-off-by-one",
@@ -854,7 +854,7 @@ MUTATIONS = (
         "quantities/information.py",
         "bdtr(np.arange(tokens), tokens,",
         "bdtr(np.arange(1, tokens + 1), tokens,",
-        ("test_information.py::test_information_left_against_quadrature",),
+        ("quantities/test_information.py::test_information_left_against_quadrature",),
     ),
     # Statistics of audits.
     Mutation(

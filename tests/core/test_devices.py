@@ -29,7 +29,7 @@ from infodis.sampling import Ancestral, InBlocks, MostConfident, ReverseStep, sa
 from infodis.train import losses as loss
 from infodis.train import read_config, train
 
-REFERENCES = Path(__file__).parent / "references"
+REFERENCES = Path(__file__).parents[1] / "references"
 TOKENS = [torch.tensor([1, 7, 2, 9, 0, 5]), torch.tensor([3, 6, 8, 2])]
 
 

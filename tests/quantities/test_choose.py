@@ -28,7 +28,7 @@ from infodis.testing import certificate_error
 
 def _benchmark():
     """The races of benchmarks/choose.py, which the tests share."""
-    path = Path(__file__).parents[1] / "benchmarks" / "choose.py"
+    path = Path(__file__).parents[2] / "benchmarks" / "choose.py"
     spec = importlib.util.spec_from_file_location("benchmark_choose", path)
     assert spec is not None
     assert spec.loader is not None
