@@ -42,8 +42,7 @@ from infodis.apps.reproduce.prompts import (
 )
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec, Reading
-from infodis.jobs.local import InProcess
-from infodis.jobs.run import RunPlan, run
+from infodis.jobs.run import InProcess, RunPlan, run
 from infodis.models.spec import ModelSpec
 from infodis.rng import stream
 

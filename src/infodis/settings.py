@@ -57,12 +57,7 @@ def _told(name: str, part: Any) -> dict[str, Any]:
         return part.settings(name)
     if dataclasses.is_dataclass(part) and not isinstance(type(part), abc.ABCMeta):
         return settings_of(part)
-    return {name: _plain(part)}
-
-
-def _plain(value: Any) -> Any:
-    """A setting as JSON gives it back."""
-    return value if value is None or isinstance(value, bool | int | float | str | dict) else str(value)
+    return {name: part if part is None or isinstance(part, bool | int | float | str | dict) else str(part)}
 
 
 def versions() -> dict[str, str | None]:

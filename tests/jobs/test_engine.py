@@ -21,9 +21,9 @@ from infodis.item import Item
 from infodis.jobs import store as stores
 from infodis.jobs.documents import DocumentsSpec, Window
 from infodis.jobs.inputs import InputSpec
-from infodis.jobs.local import InProcess, LocalProcesses
+from infodis.jobs.local import LocalProcesses
 from infodis.jobs.rolling import PerplexityJob
-from infodis.jobs.run import RunPlan, run
+from infodis.jobs.run import InProcess, RunPlan, run
 from infodis.jobs.summary import PerplexitySummary
 from infodis.models.tokenizers import Characters
 from infodis.quantities.perplexity import Windows
@@ -221,13 +221,13 @@ def test_a_shard_counts_once_its_line_is_on_disk(tmp_path, monkeypatch):
     def fsync(handle):
         assert os.path.samestat(os.fstat(handle), manifest.stat())
         shards = [json.loads(line)["shard"] for line in manifest.read_text().splitlines()]
-        synced.append((shards, list(store.missing)))
+        synced.append((shards, store.missing.tolist()))
 
     monkeypatch.setattr(os, "fsync", fsync)
     for shard in (1, 0):
         store.add(stores.Done(shard, "digest", 3, 0, {}))
     assert synced == [([1], [0, 1]), ([1, 0], [0])]
-    assert store.complete
+    assert not len(store.missing)
 
 
 def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):

@@ -24,8 +24,7 @@ from infodis.files import (
 )
 from infodis.jobs import store as stores
 from infodis.jobs.inputs import InputSpec
-from infodis.jobs.local import InProcess
-from infodis.jobs.run import RunPlan, run
+from infodis.jobs.run import InProcess, RunPlan, run
 
 MINE = '{"text": "mine"}\n'
 

@@ -16,8 +16,7 @@ from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request
 from infodis.jobs import store as stores
 from infodis.jobs.inputs import InputSpec
-from infodis.jobs.local import InProcess
-from infodis.jobs.run import RunPlan, run
+from infodis.jobs.run import InProcess, RunPlan, run
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")

@@ -1,5 +1,6 @@
 """`infodis attribute`: what every token costs, and how much every token of the prompt helps."""
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infodis.cli.options import ReadingOptions, RunOptions, Seed, with_options
-from infodis.cli.running import finish, results
+from infodis.cli.running import finish, input_rows, results
 from infodis.cli.screen import console
 from infodis.errors import InputError
 from infodis.models.spec import ModelSpec
@@ -57,16 +58,15 @@ def attribute(
     if (input is None) == (text is None):
         raise InputError("Give a file of rows, or a single text with --text: one of them.")
     job = AttributionJob(model, Request(evaluations=evaluations), reading.reading(), seed)
-    rows = running.shard_rows or 16
+    running = dataclasses.replace(running, shard_rows=running.shard_rows or 16)
     if input is not None:
-        file = reading.input(input, shard_rows=rows, limit=running.limit)
-        with results(job, file, running, reads=[input]) as found:
+        with results(job, input_rows(input, evaluations, reading, running), running, reads=[input]) as found:
             found.show(_table(found.numbers, input))
         return
     with tempfile.TemporaryDirectory() as scratch:
         source, out = Path(scratch) / "text.jsonl", running.out or Path(scratch) / "out.jsonl"
         source.write_text(json.dumps({"prompt": prompt, "text": text}) + "\n", encoding="utf-8")
-        finished = finish(job, InputSpec(str(source), rows), running, out, reads=[str(source)])
+        finished = finish(job, InputSpec(str(source), 1), running, out, reads=[str(source)])
         if finished.rejected is not None:
             raise InputError(json.loads(finished.rejected.read_text(encoding="utf-8"))["reason"])
         _show(json.loads(out.read_text(encoding="utf-8")))

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infodis.cli.options import ReadingOptions, RunOptions, Seed, with_options
-from infodis.cli.running import REJECTED, dry_run, finish, shard_rows
+from infodis.cli.running import REJECTED, dry_run, finish, input_rows
 from infodis.cli.screen import console, input_path, progress_console
 from infodis.errors import InputError
 from infodis.files import check_apart, check_own
@@ -166,8 +166,7 @@ def _directory(running: RunOptions, reads: list[Path]) -> Path:
 
 
 def _rows(side: GroupInput, job: "AuditJob", reading: ReadingOptions, running: RunOptions) -> "InputSpec":
-    rows = shard_rows(running.shard_rows, job.request.rows)
-    found = reading.input(side.input, shard_rows=rows, limit=running.limit)
+    found = input_rows(side.input, job.request.rows, reading, running)
     return dataclasses.replace(
         found, fields={**found.fields, **({} if side.field is None else {"response": side.field})}
     )

@@ -16,7 +16,7 @@ from infodis.settings import option
 
 if TYPE_CHECKING:
     from infodis.estimate import Request
-    from infodis.jobs.inputs import InputSpec, Reading
+    from infodis.jobs.inputs import Reading
 
 
 MOST = 2**63 - 1
@@ -134,12 +134,6 @@ class ReadingOptions:
         from infodis.jobs.inputs import Reading
 
         return Reading(chat=self.chat_template, max_length=self.max_length, truncate=self.truncate)
-
-    def input(self, name: str, *, shard_rows: int, limit: int | None) -> "InputSpec":
-        """The rows of a file, to be read so."""
-        from infodis.jobs.inputs import InputSpec, field_names
-
-        return InputSpec(name, shard_rows, limit, self.format, field_names(self.fields or []))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
-from infodis.cli.options import RunOptions
+from infodis.cli.options import ReadingOptions, RunOptions
 from infodis.cli.screen import ProgressLine, console, input_path, progress_console, write_records
 from infodis.errors import InputError
 from infodis.files import check_apart
 from infodis.settings import versions
 
 if TYPE_CHECKING:
+    from infodis.jobs.inputs import InputSpec
     from infodis.jobs.job import Job
     from infodis.jobs.run import Executor, FinishedRun, Input, RunProgress
 
@@ -38,9 +39,12 @@ SAMPLE = 16
 """Rows that a dry run scores to see how long they take."""
 
 
-def shard_rows(given: int | None, evaluations: int | None) -> int:
-    """Rows of a shard: about as much work in each, whatever a row costs."""
-    return given or max(16, min(4096, 2**15 // (evaluations or 128)))
+def input_rows(name: str, evaluations: int | None, reading: ReadingOptions, running: RunOptions) -> "InputSpec":
+    """The rows of a file, in shards of about as much work each, whatever a row costs."""
+    from infodis.jobs.inputs import InputSpec, field_names
+
+    size = running.shard_rows or max(16, min(4096, 2**15 // (evaluations or 128)))
+    return InputSpec(name, size, running.limit, reading.format, field_names(reading.fields or []))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +53,10 @@ class Results:
 
     finished: "FinishedRun"
     screen: Console
+    numbers: dict[str, Any]
+    """The summary and the totals."""
     named: bool
     """Whether the user named the output: else it is gone when the command ends."""
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        return {**self.finished.summary, **self.finished.totals}
 
     def show(self, table: Table) -> None:
         """Print a summary, where the records are, and what became of the others."""
@@ -93,7 +95,8 @@ def results(
         if piped:
             with out.open("rb") as file:
                 write_records(file)
-        yield Results(finished, progress_console if piped else console, options.out is not None)
+        screen, numbers = progress_console if piped else console, {**finished.summary, **finished.totals}
+        yield Results(finished, screen, numbers, named=options.out is not None)
     if finished.totals.get("rejected"):
         raise typer.Exit(REJECTED)
 
@@ -110,14 +113,13 @@ def finish(
     if not out.parent.is_dir():
         raise InputError(f"There is no directory {out.parent} to write {out.name} to. Make it first.")
     threads = options.threads or (settled(out, "threads") if options.resume else None) or _threads(options)
-    _check_gpus(options, job.model.options.device)
     plan = RunPlan(
         out=out,
         job=job,
         input=input,
         settings={"threads": threads, **versions()},
         provenance={"command_line": sys.argv[1:], "python": sys.version.split()[0]},
-        executor=_executor(options),
+        executor=_executor(options, job.model.options.device),
         threads=threads,
         resume=options.resume,
         strict=options.strict,
@@ -141,23 +143,25 @@ def _threads(options: RunOptions) -> int:
 
 def _check_gpus(options: RunOptions, device: str) -> None:
     """Workers of Ray see the GPUs that are set aside for them and no other; `auto` is what there is at the head."""
-    if options.engine == "ray" and device.startswith("cuda") and not options.worker_gpus:
+    if device.startswith("cuda") and not options.worker_gpus:
         raise InputError(
             f"Workers of Ray must be given GPUs to compute on {device}, got none. Say --worker-gpus 1 or --device cpu."
         )
-    if options.engine == "ray" and device == "cpu" and options.worker_gpus:
+    if device == "cpu" and options.worker_gpus:
         raise InputError(
             f"Workers must compute on the {options.worker_gpus:g} GPUs that each is given, but the device is cpu. Say "
             "--device cuda, or leave --worker-gpus out."
         )
 
 
-def _executor(options: RunOptions) -> "Executor":
-    from infodis.jobs.local import InProcess, LocalProcesses
+def _executor(options: RunOptions, device: str) -> "Executor":
+    from infodis.jobs.local import LocalProcesses
+    from infodis.jobs.run import InProcess
 
     if options.engine == "ray":
         from infodis.jobs.ray import RayActors
 
+        _check_gpus(options, device)
         return RayActors(options.workers, options.ray_address, options.worker_cpus, options.worker_gpus)
     if options.engine != "local":
         raise InputError(f"--engine is local or ray, got {options.engine!r}.")

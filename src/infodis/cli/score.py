@@ -9,13 +9,12 @@ from rich.table import Table
 
 from infodis.cli.options import PrecisionOptions, ReadingOptions, RunOptions, Seed, with_options
 from infodis.cli.report import check_page, write_report
-from infodis.cli.running import results, shard_rows
+from infodis.cli.running import input_rows, results
 from infodis.cli.screen import input_path, progress_console
 from infodis.errors import InputError
 from infodis.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from infodis.jobs.inputs import InputSpec
     from infodis.quantities.perplexity import Windows
 
 WINDOW_EVALUATIONS = 32
@@ -59,17 +58,12 @@ def score(
     if report is not None:
         check_page(report, reads=[input_path(input)])
     job = ScoreJob(model, precision.request(), reading.reading(), precision.seed, per_token or report is not None)
-    rows = _rows(input, precision.evaluations, reading, running)
+    rows = input_rows(input, precision.evaluations, reading, running)
     with results(job, rows, running, reads=[input], writes=[] if report is None else [report]) as found:
         found.show(_score_table(found.numbers, input, model.name))
         if report is not None:
             write_report(found.finished.out, report, title=f"{input} under {model.name}")
             progress_console.print(f"Report: {report}")
-
-
-def _rows(input: str, evaluations: int | None, reading: ReadingOptions, running: RunOptions) -> "InputSpec":
-    """The input, in shards of about as much work each."""
-    return reading.input(input, shard_rows=shard_rows(running.shard_rows, evaluations), limit=running.limit)
 
 
 def _score_table(found: dict[str, Any], input: str, model: str) -> Table:
@@ -126,7 +120,7 @@ def ratio(
 
     other = None if reference is None else dataclasses.replace(model, name=reference)
     job = RatioJob(model, precision.request(), reading.reading(), precision.seed, other, coupled)
-    with results(job, _rows(input, precision.evaluations, reading, running), running, reads=[input]) as found:
+    with results(job, input_rows(input, precision.evaluations, reading, running), running, reads=[input]) as found:
         found.show(_ratio_table(found.numbers, input, model.name))
 
 
@@ -167,7 +161,7 @@ def choose(
 
     race = Race(alpha=alpha, evaluations=evaluations, chance=give_up)
     job = ChoiceJob(model, reading.reading(), seed, race, normalise)
-    with results(job, _rows(input, evaluations, reading, running), running, reads=[input]) as found:
+    with results(job, input_rows(input, evaluations, reading, running), running, reads=[input]) as found:
         found.show(_choice_table(found.numbers, input, model.name))
 
 
@@ -216,7 +210,7 @@ def perplexity(
     job = PerplexityJob(model, precision.request(), precision.seed)
     longest = reading.max_length or job.loaded_model.length or WINDOW_TOKENS
     rolled = Windows(length or longest - sum(len(part) for part in job.loaded_model.around()), stride)
-    rows = _rows(input, precision.evaluations, reading, running)
+    rows = input_rows(input, precision.evaluations, reading, running)
     with results(job, DocumentsSpec(rows, rolled, windows, job.loaded_model), running, reads=[input]) as found:
         found.show(_perplexity_table(found.numbers, input, model.name, rolled))
 

@@ -1,4 +1,4 @@
-"""Shards done on this machine: in this process, or in several."""
+"""Shards done on this machine by several processes."""
 
 import contextlib
 import dataclasses
@@ -19,14 +19,6 @@ from infodis.jobs.store import Done
 
 MAX_DEATHS = 3
 """Workers that may die in a row, without a finished shard in between, before the run gives up."""
-
-
-@dataclasses.dataclass(frozen=True)
-class InProcess:
-    """One shard after another, here."""
-
-    def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]:
-        return map(work.do, shards)
 
 
 @dataclasses.dataclass(frozen=True)

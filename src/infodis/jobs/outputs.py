@@ -23,7 +23,7 @@ GROUP = 2**16
 class RecordWriter(Protocol):
     """A file that takes records one by one. A context: leaving it writes the end."""
 
-    def add(self, line: bytes) -> None: ...
+    def write(self, line: bytes, /) -> object: ...
     def __enter__(self) -> "RecordWriter": ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -33,7 +33,7 @@ class RecordWriter(Protocol):
 def writer_for(out: Path) -> Callable[[Path, Columns], RecordWriter]:
     """What writes files of this suffix."""
     if out.suffix in (".jsonl", ".ndjson"):
-        return JsonLinesWriter
+        return lambda path, columns: path.open("wb")
     if out.suffix == ".parquet":
         load_arrow()
         return ParquetWriter
@@ -80,22 +80,6 @@ def _holds(value: Any, kind: Kind) -> bool:
     return type(value) is {"text": str, "whole": int, "flag": bool}[kind]
 
 
-class JsonLinesWriter:
-    """A record a line."""
-
-    def __init__(self, path: Path, columns: Columns) -> None:
-        self._file = path.open("wb")
-
-    def add(self, line: bytes) -> None:
-        self._file.write(line)
-
-    def __enter__(self) -> "JsonLinesWriter":
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._file.close()
-
-
 class ParquetWriter:
     """A column a field, nulls where a record lacks it. Ids are strings."""
 
@@ -105,7 +89,7 @@ class ParquetWriter:
         self._writer = self._arrow.parquet.ParquetWriter(path, self._schema)
         self._waiting: list[dict[str, Any]] = []
 
-    def add(self, line: bytes) -> None:
+    def write(self, line: bytes, /) -> None:
         record = json.loads(line)
         self._waiting.append({**record, "id": str(record["id"])})
         if len(self._waiting) == GROUP:

@@ -89,6 +89,14 @@ class Executor(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class InProcess:
+    """One shard after another, here."""
+
+    def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]:
+        return map(work.do, shards)
+
+
+@dataclasses.dataclass(frozen=True)
 class RunProgress:
     """How far a run is."""
 
@@ -189,8 +197,8 @@ def _begin(plan: RunPlan, directory: Path) -> tuple[Shards, dict[str, Any]]:
 def _do_missing(executor: Executor, work: Work, store: Store) -> Generator[None, None, None]:
     """Do the shards that are missing. Yields when there is something to show: at first, and after every shard."""
     yield
-    if not store.complete:
-        for done in executor.run(work, store.missing):
+    if len(store.missing):
+        for done in executor.run(work, store.missing.tolist()):
             store.add(done)
             yield
 
@@ -204,7 +212,7 @@ def _join(plan: RunPlan, store: Store, settings: dict[str, Any]) -> FinishedRun:
             for shard in range(store.shards):
                 lines, others = store.lines(shard)
                 for line in lines:
-                    output.add(line)
+                    output.write(line)
                     summary.add(json.loads(line))
                 refused.writelines(others)
         hashes = digest_of(records), digest_of(bad)

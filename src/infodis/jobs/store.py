@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from infodis.errors import InputError
 from infodis.files import (
@@ -124,19 +125,12 @@ class Store:
                 self._count(done)
             elif 0 <= done.shard < self.shards:
                 parts.add(done.shard)
-        return lines + sum(not self.has(shard) for shard in parts)
-
-    def has(self, shard: int) -> bool:
-        return bool(self._rows[shard] >= 0)
+        return lines + sum(self._rows[shard] < 0 for shard in parts)
 
     @property
-    def complete(self) -> bool:
-        return bool((self._rows >= 0).all())
-
-    @property
-    def missing(self) -> Iterator[int]:
+    def missing(self) -> Int64[np.ndarray, " missing"]:
         """Shards still to do, lowest first."""
-        return (int(shard) for shard in np.flatnonzero(self._rows < 0))
+        return np.flatnonzero(self._rows < 0)
 
     @property
     def done_rows(self) -> int:
@@ -149,7 +143,7 @@ class Store:
         self._count(done)
 
     def _count(self, done: Done) -> None:
-        if self.has(done.shard):
+        if self._rows[done.shard] >= 0:
             return
         self._digests[done.shard], self._rows[done.shard] = done.digest, done.rows
         self._rejected[done.shard] = done.rejected

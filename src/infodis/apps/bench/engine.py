@@ -13,8 +13,7 @@ from torch import Tensor
 
 from infodis.estimate import Request
 from infodis.jobs.inputs import InputSpec
-from infodis.jobs.local import InProcess
-from infodis.jobs.run import RunPlan, RunProgress, run
+from infodis.jobs.run import InProcess, RunPlan, RunProgress, run
 from infodis.jobs.scores import ScoreJob
 from infodis.models.adapters import LoadedModel
 from infodis.models.model import Model

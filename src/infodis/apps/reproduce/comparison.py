@@ -28,8 +28,7 @@ from infodis.files import atomic_text
 from infodis.jobs import scores
 from infodis.jobs.inputs import InputSpec, Reading
 from infodis.jobs.job import Job
-from infodis.jobs.local import InProcess
-from infodis.jobs.run import RunPlan, run
+from infodis.jobs.run import InProcess, RunPlan, run
 from infodis.models.spec import ModelSpec
 from infodis.result import Interval, Measured
 from infodis.rng import key
