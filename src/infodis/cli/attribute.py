@@ -58,7 +58,8 @@ def attribute(
     if (input is None) == (text is None):
         raise InputError("Give a file of rows, or a single text with --text: one of them.")
     job = AttributionJob(model, Request(evaluations=evaluations), reading.reading(), seed)
-    running = dataclasses.replace(running, shard_rows=running.shard_rows or 16)
+    rows = running.shard_rows or 16
+    running = dataclasses.replace(running, shard_rows=rows)
     if input is not None:
         with results(job, input_rows(input, evaluations, reading, running), running, reads=[input]) as found:
             found.show(_table(found.numbers, input))
@@ -66,7 +67,7 @@ def attribute(
     with tempfile.TemporaryDirectory() as scratch:
         source, out = Path(scratch) / "text.jsonl", running.out or Path(scratch) / "out.jsonl"
         source.write_text(json.dumps({"prompt": prompt, "text": text}) + "\n", encoding="utf-8")
-        finished = finish(job, InputSpec(str(source), 1), running, out, reads=[str(source)])
+        finished = finish(job, InputSpec(str(source), rows), running, out, reads=[str(source)])
         if finished.rejected is not None:
             raise InputError(json.loads(finished.rejected.read_text(encoding="utf-8"))["reason"])
         _show(json.loads(out.read_text(encoding="utf-8")))
