@@ -125,7 +125,7 @@ class Store:
                 self._count(done)
             elif 0 <= done.shard < self.shards:
                 parts.add(done.shard)
-        return lines + sum(self._rows[shard] < 0 for shard in parts)
+        return lines + sum(bool(self._rows[shard] < 0) for shard in parts)
 
     @property
     def missing(self) -> Int64[np.ndarray, " missing"]:
