@@ -9,7 +9,7 @@ closed form [eq:control-means]; features are centred by it, so that the mean is 
 which has the same expectation as sum of w f for any fixed coefficients, good or bad, since the weights are unbiased.
 Coefficients for one fold of replicates come from the other folds (cross-fitting), so they are fixed as far as that
 fold's masks are concerned: the estimate stays unbiased. Each item is fitted by itself, so that an item's number does
-not depend on its company.
+not depend on what else is scored.
 
 The fit is a shrunken regression in two steps: slopes that all positions share, then each position's own intercept a_i
 and slopes b_i, which a few pseudo-observations pull towards the shared ones. The shrinkage keeps it harmless at small

@@ -45,7 +45,7 @@ FIRST_STAGE = 16
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a budget of forward rows becomes replicates: `replicates` times `rows` masks each."""
+    """How a budget of forward passes becomes replicates: `replicates` times `rows` masks each."""
 
     replicates: int
     rows: int
@@ -65,7 +65,7 @@ class MaskPlan:
 
     @property
     def evaluations(self) -> int:
-        """Forward rows it takes: distinct masks; a row with nothing masked costs none."""
+        """Forward passes it takes: distinct masks; a row with nothing masked costs none."""
         return int(self.masked[self.masked.any(-1)].unique(dim=0).shape[0])
 
 
@@ -78,10 +78,10 @@ class MaskDesign(abc.ABC):
 
     @abc.abstractmethod
     def layout(self, length: int, rows: int) -> Layout:
-        """The replicates that `rows` forward rows pay for; `InputError` names the smallest legal budget."""
+        """The replicates that `rows` forward passes pay for; `InputError` names the smallest legal budget."""
 
     def first_stage(self, length: int, rows: int) -> Layout:
-        """About `rows` forward rows as replicates enough to learn their spread from, on the way to a standard error."""
+        """About `rows` forward passes as replicates whose spread decides how many a requested standard error takes."""
         return self.layout(length, rows)
 
     @abc.abstractmethod
@@ -140,8 +140,8 @@ def _check(length: int, rows: int, *, smallest: int, design: str) -> None:
         raise InputError(f"A target must hold at least one position, got {length}.")
     if rows < smallest:
         raise InputError(
-            f"A standard error needs two replicates. With a target of {length}, {design} needs {smallest} forward rows "
-            f"for them; the budget is {rows}. Ask for evaluations={smallest} or more, or for another design."
+            f"A standard error needs two replicates. With a target of {length}, {design} needs {smallest} forward "
+            f"passes for them; the budget is {rows}. Ask for evaluations={smallest} or more, or for another design."
         )
 
 
@@ -474,7 +474,7 @@ class Enumerate(MaskDesign):
             raise InputError(f"Enumerate lists 2^m - 1 masks; m = {length} is past {LONGEST_ENUMERATION}. Use Tiled().")
         if rows < 2**length - 1:
             raise InputError(
-                f"Enumerate with a target of {length} takes {2**length - 1} forward rows, the budget is {rows}. "
+                f"Enumerate with a target of {length} takes {2**length - 1} forward passes, the budget is {rows}. "
                 f"Ask for evaluations={2**length - 1}, or for design=Tiled()."
             )
         return Layout(replicates=1, rows=2**length - 1)

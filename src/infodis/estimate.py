@@ -34,13 +34,13 @@ from infodis.sample import Sample
 
 DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
-"""Forward rows per sequence at which a request for a standard error gives up, unless `evaluations` says otherwise."""
+"""Forward passes per sequence at which a request for a standard error gives up, unless `evaluations` says otherwise."""
 
 SMALLEST_STAGE = 72
-"""Forward rows of a first stage at least: a pilot, and eight replicates of eight rows."""
+"""Forward passes of a first stage at least: a pilot, and eight replicates of eight rows."""
 
 LARGEST_STAGE = 1024
-"""Forward rows of a first stage at most: sixteen replicates of 64 rows."""
+"""Forward passes of a first stage at most: sixteen replicates of 64 rows."""
 
 CHUNK = 2**18
 """Mask entries (items x rows x positions) worked on at a time: bounds memory, changes no number."""
@@ -116,7 +116,7 @@ class Request:
         if self.open_ended and 1 < layout.replicates < FEWEST_REPLICATES:
             raise InputError(
                 f"A requested standard error takes at least {FEWEST_REPLICATES} replicates to begin with; {design} "
-                f"makes {layout.replicates} of {rows} forward rows. Raise evaluations, or leave it out."
+                f"makes {layout.replicates} of {rows} forward passes. Raise evaluations, or leave it out."
             )
         return layout
 
@@ -170,14 +170,14 @@ def nll(
         target: positions to score; by default all that are not context.
         context: positions to condition on; by default none. Positions in neither set are summed out.
             For many sequences give one set for all or a list of sets.
-        evaluations: forward rows to spend on each sequence, at most: 128 by default, all masks with `Enumerate`. What
+        evaluations: forward passes to spend on each sequence, at most: 128 by default, all masks with `Enumerate`. What
             does not make up another replicate is left over; `Estimate.evaluations` says what was spent.
         standard_error: instead, spend what this takes, by a first stage that fixes the scale and a second that its
             spread asks for [eq:stein], or `evaluations` (4096 by default) at most; `Estimate.stopped` says which.
         relative: the same with a standard error that is this share of the value; the stricter holds if both are given.
         design: where to look. All designs are unbiased; they differ in variance.
         control: what to subtract; `None` for nothing.
-        seed: the same seed gives the same masks for the same sequence in any company.
+        seed: the same seed gives the same masks for the same sequence, whatever else is scored.
         batch_size: at most so many rows per call of the predictor. It changes no result.
 
     >>> from infodis import oracle

@@ -129,7 +129,7 @@ class Item:
 
     @functools.cached_property
     def key(self) -> int:
-        """A hash of the content, the item's name in random streams: equal items meet equal masks, in any company."""
+        """A hash of the content, the item's name in random streams: equal items meet equal masks."""
         parts = (self.clean, self.target, self.context)
         return key(*(part.numpy().tobytes() for part in parts))
 

@@ -164,7 +164,7 @@ def test_antithetic_orders_are_reverses():
 def test_budget_too_small_names_the_smallest_legal_one(design):
     with pytest.raises(InputError) as error:
         design.layout(12, 1)
-    smallest = int(re.search(r"(?:needs|takes) (\d+) forward rows", str(error.value))[1])
+    smallest = int(re.search(r"(?:needs|takes) (\d+) forward passes", str(error.value))[1])
     assert design.layout(12, smallest).rows >= 1
     with pytest.raises(InputError):
         design.layout(12, smallest - 1)

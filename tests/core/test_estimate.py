@@ -70,7 +70,7 @@ def test_enumerate_takes_what_it_needs():
         assert found[0].value == pytest.approx(-CHAIN.log_prob(x), rel=1e-8)
     ratio = infodis.log_ratio(CHAIN, x[:3], x, design=Enumerate())
     assert ratio.value == pytest.approx(CHAIN.log_prob(x[:3]) - CHAIN.log_prob(x), rel=1e-8)
-    with pytest.raises(InputError, match="takes 1023 forward rows, the budget is 128"):
+    with pytest.raises(InputError, match="takes 1023 forward passes, the budget is 128"):
         infodis.nll(CHAIN, x, design=Enumerate(), evaluations=128)
     with pytest.raises(InputError, match="past 20"):
         infodis.nll(CHAIN, X[0], design=Enumerate())
@@ -198,7 +198,7 @@ def test_auto_takes_orders_where_they_are_exact_and_tiles_where_not(problems):
     assert all(e.evaluations <= 64 for e in exact + noisy)
 
 
-def test_same_numbers_in_any_company_and_batch_size():
+def test_same_numbers_whatever_else_is_scored_and_at_any_batch_size():
     others = [x[: 12 + n] for n, x in enumerate(X)]
     together = infodis.nll(CHAIN, others, context=range(3), design=Tiled(), evaluations=64)
     backwards = infodis.nll(CHAIN, others[::-1], context=range(3), design=Tiled(), evaluations=64, batch_size=7)[::-1]
@@ -504,9 +504,9 @@ WRONG_SHAPE = from_function(lambda t: torch.zeros(t.shape[0], 2, 4), vocab_size=
         (lambda: infodis.nll(DNA, [0] * 9), InputError, "length 8"),
         (lambda: infodis.nll(CHAIN, X[0], evaluations=0), InputError, "at least 1, got 0"),
         (lambda: infodis.nll(CHAIN, X[0], evaluations=-5), InputError, "at least 1, got -5"),
-        (lambda: infodis.nll(CHAIN, X[0], evaluations=1), InputError, "needs 2 forward rows"),
-        (lambda: infodis.nll(CHAIN, X[0], design=Orders(), evaluations=62), InputError, "needs 63 forward rows"),
-        (lambda: infodis.nll(CHAIN, X[0], design=Pairs(), evaluations=3), InputError, "needs 4 forward rows"),
+        (lambda: infodis.nll(CHAIN, X[0], evaluations=1), InputError, "needs 2 forward passes"),
+        (lambda: infodis.nll(CHAIN, X[0], design=Orders(), evaluations=62), InputError, "needs 63 forward passes"),
+        (lambda: infodis.nll(CHAIN, X[0], design=Pairs(), evaluations=3), InputError, "needs 4 forward passes"),
         (lambda: infodis.nll(CHAIN, X[0], standard_error=0.0), InputError, "must be positive"),
         (lambda: infodis.nll(CHAIN, X[0], batch_size=0), InputError, "batch_size"),
         (lambda: infodis.nll(CHAIN, [X[0], X[1]], context=[[1]]), InputError, "one for each of the 2"),

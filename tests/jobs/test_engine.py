@@ -287,7 +287,7 @@ def test_a_changed_digit_of_the_manifest_is_noticed(rows, tmp_path):
 
 
 def flip(path):
-    """A bit of the first count of forward rows in a file, and not the file's time."""
+    """A bit of the first count of forward passes in a file, and not the file's time."""
     content, written = bytearray(path.read_bytes()), path.stat().st_mtime_ns
     content[content.index(b'"evaluations": ') + 15] ^= 1
     path.write_bytes(content)

@@ -44,7 +44,7 @@ def test_score_is_nll_of_every_row(rows, tmp_path):
         assert sum(record["per_token"]) == pytest.approx(record["value"], abs=1e-4)
         assert record["model"] == model.fingerprint
     assert "bits per byte" in found.output
-    assert read(tmp_path / "out.jsonl")[2]["evaluations"] == 1  # one token: one forward row
+    assert read(tmp_path / "out.jsonl")[2]["evaluations"] == 1  # one token: one forward pass
 
 
 def test_all_inputs_give_the_same_records(rows, tmp_path):

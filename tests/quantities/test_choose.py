@@ -250,7 +250,7 @@ def test_losers_stop_first():
     assert verdict.choices[1].evaluations < verdict.choices[0].evaluations
 
 
-def test_company_and_batches_change_no_verdict():
+def test_other_races_and_batches_change_no_verdict():
     asked = list(BENCHMARK.questions(12))
     race = Race(evaluations=32)
     together = BENCHMARK.races(BENCHMARK.CHAIN, asked, race)

@@ -132,7 +132,7 @@ def test_mistakes_are_caught(case):
     assert abs(2 * found.mean_absolute.value - truth) > 10 * error
 
 
-def test_audit_counts_rows_and_is_the_same_in_company():
+def test_audit_counts_rows_and_does_not_depend_on_other_items():
     counting = Counting(NOISY)
     found = audit(counting, [X[0], X[1][:9], X[2][:1]], pairs=8, orders=4, particles=2)
     assert counting.rows == found.evaluations

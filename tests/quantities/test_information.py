@@ -200,7 +200,7 @@ def test_averages_over_texts_are_per_token_and_know_about_texts():
     assert profile(CHAIN, texts[0], evaluations=127).nll.sampling_error is None
 
 
-def test_texts_keep_their_numbers_in_any_company():
+def test_numbers_of_a_text_do_not_depend_on_other_texts():
     counting, seen = Counting(NOISY), []
     together = profile(counting, X, evaluations=24, batch_size=7, progress=lambda *done: seen.append(done))
     alone = profile(NOISY, X[2], evaluations=24).texts[0]

@@ -23,7 +23,7 @@ Sequences = Annotated[int, typer.Option(min=1, help="Sequences per problem.")]
 
 @bench.command("variance")
 def bench_variance(
-    rows: Annotated[int, typer.Option(min=64, help="Forward rows per run.")] = 128,
+    rows: Annotated[int, typer.Option(min=64, help="Forward passes per run.")] = 128,
     runs: Runs = 250,
     sequences: Sequences = 8,
     temperature: Annotated[list[float] | None, typer.Option(help="Of the chain; may be repeated.")] = None,

@@ -7,7 +7,7 @@ can be enclosed, from the same random orders:
 
     tangent_nll <= mixture_nll <= importance_nll <= nll
 
-All four are equal if the conditionals agree. Short targets are not sampled: where all masks cost no more forward rows
+All four are equal if the conditionals agree. Short targets are not sampled: where all masks cost no more forward passes
 than the orders would, all orders are summed and everything is exact.
 """
 
@@ -38,7 +38,7 @@ LARGEST_EXPONENT = 200.0
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bound(Replicated):
-    """A quantity in nats with one line that says what it is. `evaluations` are the forward rows that it rests on.
+    """A quantity in nats with one line that says what it is. `evaluations` are the forward passes that it rests on.
 
     Quantities of one call share rows, so what was spent in all is `Bounds.evaluations`, not a sum of these.
     """
@@ -64,7 +64,7 @@ class Bounds:
     spread: Measured
     """The standard deviation of order_nll over orders."""
     evaluations: int
-    """Forward rows spent on all of it."""
+    """Forward passes spent on all of it."""
 
     @property
     def quantities(self) -> tuple[Bound, ...]:
@@ -172,9 +172,9 @@ def bounds(
         predictor: any `Predictor`.
         tokens: one sequence of token ids, or many of any lengths; many give a list.
         target, context: positions, as for `nll`.
-        orders: drawn for each sequence. An order takes m forward rows; all share the fully masked one.
+        orders: drawn for each sequence. An order takes m forward passes; all share the fully masked one.
         particles: orders in a group, K. At least two groups must fit into `orders`, with none left over.
-        seed: the same seed gives the same orders for the same sequence in any company.
+        seed: the same seed gives the same orders for the same sequence, whatever else is scored.
         batch_size: at most so many rows per call of the predictor. It changes no result.
 
     >>> from infodis import oracle
@@ -239,7 +239,7 @@ def _sampled(batch: ItemBatch, item: Item, plan: Plan, confident: Bound, seed: i
     length = item.target.numel()
     turns = draw_turns(item, plan.orders, seed=seed)
     seen = Observations.none(1, length)
-    costs, seen = yield from follow(batch, turns, seen)
+    order_nlls, seen = yield from follow(batch, turns, seen)
     spent = int(seen.cost[0])
     along, seen = yield from follow(batch, torch.arange(length).unsqueeze(0), seen)
 
@@ -249,13 +249,13 @@ def _sampled(batch: ItemBatch, item: Item, plan: Plan, confident: Bound, seed: i
     grouped = f"{plan.particles} orders; upper bound of mixture_nll"
     return Bounds(
         item,
-        bound("nll", costs, "mean over reveal orders; upper bound of mixture_nll"),
-        bound("importance_nll", _certain(importance(costs, plan.groups), costs), f"mixture of {grouped}"),
-        bound("tangent_nll", tangent(costs), "tangent to the logarithm; lower bound of mixture_nll"),
+        bound("nll", order_nlls, "mean over reveal orders; upper bound of mixture_nll"),
+        bound("importance_nll", _certain(importance(order_nlls, plan.groups), order_nlls), f"mixture of {grouped}"),
+        bound("tangent_nll", tangent(order_nlls), "tangent to the logarithm; lower bound of mixture_nll"),
         None,
         _single("left-to-right", along, length, seed),
         confident,
-        _spread(costs),
+        _order_spread(order_nlls),
         int(seen.cost[0]) + confident.evaluations,
     )
 
@@ -292,50 +292,49 @@ def _single(order: str, value: Float64[Tensor, " one"], evaluations: int, seed: 
     return Bound(name, value, evaluations, seed, "exact", f"chain rule {order}; no bound")
 
 
-def _certain(replicates: Float64[Tensor, " replicates"], costs: Float64[Tensor, " orders"]) -> Tensor:
+def _certain(replicates: Float64[Tensor, " replicates"], order_nlls: Float64[Tensor, " orders"]) -> Tensor:
     """Infinite everywhere if one order is impossible: then the expectation is infinite, whatever else was drawn."""
-    return torch.full_like(replicates, math.inf) if bool(costs.isinf().any()) else replicates
+    return torch.full_like(replicates, math.inf) if bool(order_nlls.isinf().any()) else replicates
 
 
-def importance(costs: Float64[Tensor, " orders"], groups: int) -> Float64[Tensor, " groups"]:
+def importance(order_nlls: Float64[Tensor, " orders"], groups: int) -> Float64[Tensor, " groups"]:
     """-log of the mean likelihood of each group of orders [eq:importance]."""
-    grouped = costs.unflatten(0, (groups, -1))
+    grouped = order_nlls.unflatten(0, (groups, -1))
     return math.log(grouped.shape[1]) - torch.logsumexp(-grouped, dim=1)
 
 
-def tangent(costs: Float64[Tensor, " orders"]) -> Float64[Tensor, " orders"]:
+def tangent(order_nlls: Float64[Tensor, " orders"]) -> Float64[Tensor, " orders"]:
     """What each order contributes to a lower bound of mixture_nll, given psi from the other half [eq:tangent].
 
     Log p <= log psi + p / psi - 1 for the mixture likelihood p and any psi > 0. A likelihood w of an order in the one
     half is unbiased for p, whatever psi the other half gave. Orders of one half share psi, so that their contributions
     are only nearly independent; psi is near the best one where the bound is flat, so that matters in second order only.
     """
-    half = len(costs) // 2
-    log_psi = torch.cat(
-        [tangent_point(costs[half:]).expand(half), tangent_point(costs[:half]).expand(len(costs) - half)]
-    )
-    return 1 - log_psi - (-costs - log_psi).clamp(max=LARGEST_EXPONENT).exp()
+    half = len(order_nlls) // 2
+    first, second = order_nlls[:half], order_nlls[half:]
+    log_psi = torch.cat([tangent_point(second).expand(len(first)), tangent_point(first).expand(len(second))])
+    return 1 - log_psi - (-order_nlls - log_psi).clamp(max=LARGEST_EXPONENT).exp()
 
 
-def tangent_point(costs: Float64[Tensor, " orders"]) -> Float64[Tensor, ""]:
+def tangent_point(order_nlls: Float64[Tensor, " orders"]) -> Float64[Tensor, ""]:
     """Log psi: the mean likelihood of some orders, raised by the squared relative error of that mean (at most 1).
 
     Too small a psi costs exponentially, too large a one only logarithmically; 1 + that square is the best factor for
     small errors. If all of them are impossible, psi = 1.
     """
-    count = len(costs)
-    if bool(costs.isinf().all()):
+    count = len(order_nlls)
+    if bool(order_nlls.isinf().all()):
         return torch.zeros((), dtype=torch.float64)
-    shares = torch.softmax(-costs, dim=0)
+    shares = torch.softmax(-order_nlls, dim=0)
     doubt = (count * shares.square().sum() - 1) / (count - 1)
-    return torch.logsumexp(-costs, dim=0) - math.log(count) + doubt.log1p()
+    return torch.logsumexp(-order_nlls, dim=0) - math.log(count) + doubt.log1p()
 
 
-def _spread(costs: Float64[Tensor, " orders"]) -> Measured:
+def _order_spread(order_nlls: Float64[Tensor, " orders"]) -> Measured:
     """The standard deviation over orders, its error by the fourth moment."""
-    if bool(costs.isinf().any()):
+    if bool(order_nlls.isinf().any()):
         return Measured(math.inf, 0.0)
-    squares = (costs - costs.mean()).square() * len(costs) / (len(costs) - 1)
+    squares = (order_nlls - order_nlls.mean()).square() * len(order_nlls) / (len(order_nlls) - 1)
     variance = Measured.mean(squares)
     deviation = math.sqrt(variance.value)
     return Measured(deviation, variance.standard_error / (2 * deviation) if deviation else 0.0)
@@ -370,7 +369,7 @@ class Average:
     order_error: float
     """Of `total`, from the orders drawn: what more orders would remove."""
     row_error: float | None
-    """Of `total` as a stand-in for other rows of the same kind and number, from their spread; None for a single row."""
+    """Sampling error of `total`, from the spread of rows: if they are a random sample; None for a single row."""
     token_error: float | None
     """The same for `total` given the number of tokens: the error that belongs to a cost per token."""
 

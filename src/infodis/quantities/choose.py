@@ -76,7 +76,7 @@ class Race:
     alpha: float = 0.01
     """The probability at which a wrong choice may be decided on."""
     evaluations: int = 128
-    """The most forward rows per choice."""
+    """The most forward passes per choice."""
     design: MaskDesign = PowerCount()
     rows: int = 1
     """Of a replicate, where the design leaves that open."""
@@ -139,7 +139,7 @@ class Verdict:
     """Of `margin`."""
     choices: tuple[Choice, ...]
     evaluations: int
-    """Forward rows of all choices; equal ones are evaluated once."""
+    """Forward passes of all choices; equal ones are evaluated once."""
     alpha: float
     seed: int
 
@@ -191,9 +191,9 @@ def choose(
         context: positions to condition on, such as those of the prompt: one set for all or a list of sets.
         sizes: what to divide each `nll` by, for example its tokens or bytes; 1 by default.
         alpha: how often a wrong choice may be decided on.
-        evaluations: the most forward rows per choice; clear cases take some twenty.
+        evaluations: the most forward passes per choice; clear cases take some twenty.
         design: where to look.
-        seed: the same seed gives the same masks for the same choices in any company.
+        seed: the same seed gives the same masks for the same choices, whatever else is scored.
         batch_size: at most so many rows per call of the predictor. It changes no result.
 
     >>> from infodis import oracle

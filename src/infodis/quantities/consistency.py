@@ -104,7 +104,7 @@ class Consistency:
     circulations: Circulations
     bounds: list[Bounds]
     evaluations: int
-    """Forward rows spent, those of `bounds` included."""
+    """Forward passes spent, those of `bounds` included."""
     seed: int
 
     @functools.cached_property
@@ -216,9 +216,9 @@ def audit(
         tokens: one sequence of token ids, or many of any lengths.
         target, context: positions, as for `nll`.
         pairs: circulations drawn for each sequence, spread evenly over distances and shares masked. Each takes at most
-            three forward rows: a mask, and the mask without either position.
+            three forward passes: a mask, and the mask without either position.
         orders, particles: as for `bounds`, which gives the spread and the Jensen gap.
-        seed: the same seed gives the same pairs for the same sequence in any company.
+        seed: the same seed gives the same pairs for the same sequence, whatever else is scored.
         batch_size: at most so many rows per call of the predictor. It changes no result.
 
     >>> from infodis import oracle
@@ -265,7 +265,7 @@ def check_pairs(items: Sequence[Item], pairs: int) -> None:
 def circulation_coroutine(
     predictor: Predictor, item: Item, pairs: int, *, seed: int
 ) -> Coroutine[tuple[Circulations, int]]:
-    """The coroutine that finds some circulations of one item, and the forward rows that they took."""
+    """The coroutine that finds some circulations of one item, and the forward passes that they took."""
     batch, length = ItemBatch.of(predictor, [item]), item.target.numel()
     generator = stream(seed, item.key, "circulation")
     pair, size, weight = _draw_pairs(item, pairs, generator=generator)

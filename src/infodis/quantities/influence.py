@@ -2,7 +2,7 @@
 
 For spans it takes two `nll`s that meet the same masks. For tokens, masks are drawn over target and context: the target
 as for `nll`, the context so that every token's share in what the context tells can be read off. All context tokens and
-all target tokens share the same forward rows.
+all target tokens share the same forward passes.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from infodis.rng import check_seed, stream, uniforms
 DEFAULT_EVALUATIONS = 1024
 
 PARTS = 4
-"""Forward rows for a mask: with all of the context, with nothing, with a random part and with its complement."""
+"""Forward passes for a mask: with all of the context, with nothing, with a random part and with its complement."""
 
 Visible = Bool[Tensor, "replicates rows parts context"]
 Shares = Float64[Tensor, "replicates rows parts context"]
@@ -164,7 +164,7 @@ def influence(
     """How much each context token lowers the surprisal of each target token, and the credits of target tokens.
 
     Every target mask is looked at with all of the context, with none of it, with a random part and with the rest: four
-    forward rows. If all masks and all parts fit the budget they are enumerated, and the result is exact. Unbiased for
+    forward passes. If all masks and all parts fit the budget they are enumerated, and the result is exact. Unbiased for
     every predictor.
 
     Args:
@@ -172,7 +172,7 @@ def influence(
         tokens: one sequence of token ids.
         context: positions whose influence is wanted.
         target: positions to score; by default all that are not context.
-        evaluations: forward rows to spend, 1024 by default.
+        evaluations: forward passes to spend, 1024 by default.
         seed: the same seed gives the same masks for the same sequence.
         batch_size: at most so many rows per call of the predictor. It changes no result.
 
@@ -265,8 +265,8 @@ def check_influence_budget(rows: int, parts: int = PARTS) -> None:
     """Refuse a budget that is too small for any context of several tokens, or of one."""
     if rows < 2 * parts:
         raise InputError(
-            f"Influence takes {parts} forward rows for a mask, and two masks for a standard error: evaluations must be "
-            f"at least {2 * parts}, got {rows}."
+            f"Influence takes {parts} forward passes for a mask, and two masks for a standard error: evaluations must "
+            f"be at least {2 * parts}, got {rows}."
         )
 
 

@@ -38,7 +38,7 @@ from infodis.rng import check_seed, key, stream, uniforms
 
 DEFAULT_EVALUATIONS = 64
 SMALLEST = 16
-"""Forward rows that pay for two replicates and the ends of a profile."""
+"""Forward passes that pay for two replicates and the ends of a profile."""
 
 TOGETHER = 16
 """Texts under way at a time: enough to fill batches, few enough to show progress."""
@@ -233,8 +233,9 @@ def profile(
         predictor: any `Predictor`.
         tokens: one sequence of token ids, or many of any lengths.
         target, context: as for `nll`. Only the target is noised; the context is always visible.
-        evaluations: forward rows to spend on each text, 64 by default.
-        seed: the same seed gives the same masks for the same text in any company; equal texts get masks of their own.
+        evaluations: forward passes to spend on each text, 64 by default.
+        seed: the same seed gives the same masks for the same text, whatever else is looked at; equal texts get masks
+            of their own.
         batch_size: at most so many rows per call of the predictor. It changes no result.
         progress: called with the texts done and their number, from time to time.
 
@@ -291,7 +292,7 @@ class _Plan:
             return _Plan(length, Enumerate(), Enumerate().layout(length, rows), singles=length)
         if rows < SMALLEST:
             raise InputError(
-                f"A profile of {length} target tokens takes at least {SMALLEST} forward rows, got evaluations={rows}."
+                f"A profile of {length} target tokens takes at least {SMALLEST} forward passes, got evaluations={rows}."
             )
         share = rows // 4
         left = rows - 1 - min(length, share)

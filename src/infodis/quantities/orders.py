@@ -35,7 +35,7 @@ def order_nll(
     """The chain rule along one reveal order [eq:order-nll]: exactly -log p for a model that generates in that order.
 
     `order` is left-to-right, right-to-left, most-confident-first, or the target positions as they are revealed. It
-    takes one forward row per target position, all at once; only most-confident-first takes them one after another,
+    takes one forward pass per target position, all at once; only most-confident-first takes them one after another,
     since each reveal (the masked position whose likeliest token is most probable) decides the next.
 
     >>> from infodis import oracle
@@ -141,14 +141,14 @@ def follow(
 ) -> Coroutine[tuple[Float64[Tensor, " orders"], Observations]]:
     """The order_nll of some orders of a single item, a few orders at a time, and what was seen [eq:order-nll]."""
     length = turns.shape[1]
-    costs = []
+    order_nlls = []
     for block in turns.split(max(1, CHUNK // length**2)):
         masked = block.unsqueeze(1) >= torch.arange(length).unsqueeze(-1)
         seen = yield from seen.extend(batch, masked.flatten(0, 1).unsqueeze(0))
         surprisal = seen.surprisal[0, -len(block) * length :].unflatten(0, (len(block), length))
-        costs.append(surprisal.gather(1, block.unsqueeze(1)).squeeze(1).sum(-1))
+        order_nlls.append(surprisal.gather(1, block.unsqueeze(1)).squeeze(1).sum(-1))
         seen = _remembered(seen)
-    return torch.cat(costs), seen
+    return torch.cat(order_nlls), seen
 
 
 def _remembered(seen: Observations) -> Observations:

@@ -72,7 +72,7 @@ class Perplexity:
     windows: int
     evaluations: int
     monte_carlo_error: float
-    """Of `nats`, from the masks drawn: what more forward rows would remove."""
+    """Of `nats`, from the masks drawn: what more forward passes would remove."""
     sampling_error: float | None
     """Of `nats` as a stand-in for more text of the same kind, from the spread of windows; None for a single window."""
 

@@ -175,7 +175,7 @@ class KeptPrecision:
 
 ASKED = (2.0, 1.0, 0.5, 0.25)
 Budgets = Sequence[tuple[float, float]]
-"""Forward rows of fixed budgets, and their mean squared errors."""
+"""Forward passes of fixed budgets, and their mean squared errors."""
 GRID = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -202,7 +202,7 @@ def _ratios_of(table: Tabulated, below: Tabulated, request: Request, *, runs: in
 
 
 def _error(found: Sequence[Replicated], truth: float) -> tuple[float, float]:
-    """Forward rows of a run, and the mean squared error."""
+    """Forward passes of a run, and the mean squared error."""
     spent = sum(one.evaluations for one in found) / len(found)
     return spent, sum((one.value - truth) ** 2 for one in found) / len(found)
 
@@ -235,7 +235,7 @@ def _precise(
 
 
 def _equally_good(square: float, fixed: Budgets) -> float:
-    """Forward rows at which a fixed budget has that mean squared error: on a line between logarithms."""
+    """Forward passes at which a fixed budget has that mean squared error: on a line between logarithms."""
     for (less, worse), (more, better) in itertools.pairwise(fixed):
         if better <= square:
             if square >= worse or better <= 1e-20:

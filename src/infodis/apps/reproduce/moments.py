@@ -50,7 +50,7 @@ class Moments:
     noise: Sizes
     """Variance of `mean` itself: zero where it is exact."""
     rows: int
-    """Forward rows that it took."""
+    """Forward passes that it took."""
 
     @property
     def nll(self) -> float:

@@ -25,7 +25,7 @@ from infodis.testing import Perturbed
 
 VOCABULARY, LENGTH = 3, 3
 ALL = 10**6
-"""Forward rows that pay for every noised sequence: nothing is left to chance."""
+"""Forward passes that pay for every noised sequence: nothing is left to chance."""
 STEP = 1e-5
 """Of finite differences."""
 CLOSE = 1e-6
