@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -259,9 +260,9 @@ def test_long_cells_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"a;text\n1;b\n", "has the columns a;text; a row needs text"),
+        (b"a;text\n1;b\n", None),
         (b"sentence,label\nx,1\n", None),
-        (b"sentence,score\nx,1\n", "say so, like text=sentence"),
+        (b"sentence,score\nx,1\n", None),
         (b"text,text\nx,y\n", "a name of its own"),
         (b'"text\nx\n', "names of the columns, in the first row, cannot be read"),
         (b"te\xffxt\nx\n", "cannot be read"),
@@ -277,6 +278,45 @@ def test_headers_are_checked(tmp_path, content, words):
         with pytest.raises(InputError, match=words.replace(".", r"\.")):
             cut(path, tmp_path, rows=1)
         assert [one.name for one in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("id;text\n1;a, b\n", {"id": "1", "text": "a, b"}),
+        ('\ufeff\n"id";"text"\n1;"a;\nb"\n', {"id": "1", "text": "a;\nb"}),
+        ("id\ttext\n1\ta;b\n", {"id": "1", "text": "a;b"}),
+        ("note;x,text\n1;2,a;b\n", {"note;x": "1;2", "text": "a;b"}),  # a comma is a comma where it finds a field
+        ("sentence;label\na;b\n", {"sentence": "a", "label": "b"}),
+    ],
+)
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_columns_are_separated_by_what_separates_their_names(tmp_path, content, expected, gzipped):
+    name, data = ("a.csv.gz", gzip.compress(content.encode())) if gzipped else ("a.csv", content)
+    assert [one.fields for one in read(put(tmp_path, name, data), tmp_path)] == [expected]
+    again = cut(tmp_path / name, tmp_path, rows=1)  # what was found is known when the cut is found again
+    assert again.read(0)[0].fields == expected
+
+
+def test_wrong_columns_are_told_in_the_same_words(tmp_path, model):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"sentence": ["a"], "score": ["1"]}), tmp_path / "a.parquet")
+    put(tmp_path, "a.jsonl", '{"sentence": "a", "score": "1"}\n')
+    put(tmp_path, "a.csv", "sentence,score\na,1\n")
+    put(tmp_path, "a.tsv", "sentence\tscore\na\t1\n")
+    told = {refused(model, read(tmp_path / f"a.{kind}", tmp_path)[0]) for kind in ("jsonl", "csv", "tsv", "parquet")}
+    ((field, reason),) = told
+    assert field == "text"
+    assert reason == (
+        "A row needs text, or prompt and response, or tokens, or messages; this one has sentence, score. If text is "
+        "called something else, say so: --field text=NAME."
+    )
+
+
+@pytest.mark.parametrize("name", ["rows.xlsx", "rows.XLS", "rows.ods"])
+def test_spreadsheets_get_a_clear_word(tmp_path, name):
+    with pytest.raises(InputError, match=r"is a spreadsheet\. Save it as CSV"):
+        cut(put(tmp_path, name, b"PK"), tmp_path, rows=1)
 
 
 def test_parquet(tmp_path):
@@ -322,8 +362,6 @@ def test_parquet_faults(tmp_path):
         with pytest.raises(InputError, match=words):
             cut(put(tmp_path, name, content), tmp_path / "work", rows=1)
     parquet.write_table(arrow.table({"sentence": ["a"]}), path)
-    with pytest.raises(InputError, match="say so, like text=sentence"):
-        cut(path, tmp_path / "work", rows=1)
     assert read(path, tmp_path, fields={"text": "sentence"})[0].fields == {"sentence": "a"}
     parquet.write_table(arrow.table({"text": arrow.array([], arrow.string())}), path)
     with pytest.raises(InputError, match="holds no rows"):
@@ -825,7 +863,11 @@ def test_tables_hold_lists_as_text(tmp_path, model):
     ("fields", "field", "words"),
     [
         ({}, "text", "this one has nothing"),
-        ({"body": "a", "x": 1}, "text", "A row needs text, or prompt and response, or tokens; this one has body, x."),
+        (
+            {"body": "a", "x": 1},
+            "text",
+            "A row needs text, or prompt and response, or tokens, or messages; this one has body, x.",
+        ),
         ({"prompt": "a"}, "text", "A row needs text"),
         ({"text": None}, "text", "must be a text; it is null"),
         ({"text": 5}, "text", "it is a number"),
@@ -1035,7 +1077,9 @@ def test_pairs(model):
 
 
 @pytest.mark.parametrize("prompt", ["prompt", "query", "question"])
-@pytest.mark.parametrize(("answer", "number"), [(1, 1), ("1", 1), (None, None), ("", None), (0, 0)])
+@pytest.mark.parametrize(
+    ("answer", "number"), [(1, 1), ("1", 1), (None, None), ("", None), (0, 0), ("A", 0), (" b ", 1)]
+)
 def test_choices(model, prompt, answer, number):
     for name in ("answer", "label"):
         found = entry(**{prompt: "one two ", "choices": ["three", "four"], name: answer}).choices(model)
@@ -1056,7 +1100,10 @@ def test_choices(model, prompt, answer, number):
         ({"choices": ["a", "B"]}, "choices", "holds 'B'"),
         ({"choices": ["a", "b"], "answer": 2}, "answer", "from 0 to 1"),
         ({"choices": ["a", "b"], "answer": -1}, "answer", "from 0 to 1"),
-        ({"choices": ["a", "b"], "label": "A"}, "label", "from 0 to 1"),
+        ({"choices": ["a", "b"], "label": "C"}, "label", 'from 0 to 1, or its letter, from A to B; it is "C".'),
+        ({"choices": ["a", "b"], "label": "AB"}, "label", 'it is "AB"'),
+        ({"choices": ["a", "b"], "label": "9" * 5000}, "label", "from 0 to 1"),
+        ({"choices": ["a", "b"], "label": [0]}, "label", "it is a list"),
         ({"choices": ["a", "b"], "answer": True}, "answer", "from 0 to 1"),
         ({"choices": ["a", "b"], "question": 1}, "question", "must be a text"),
     ],
@@ -1067,6 +1114,71 @@ def test_choices_that_are_none(model, fields, field, words):
     assert words in reason
 
 
+@pytest.fixture(scope="module")
+def instruct(tmp_path_factory):
+    """A model with a chat template, of a few words."""
+    tokenizers, directory = pytest.importorskip("tokenizers"), tmp_path_factory.mktemp("models") / "instruct"
+    pytest.importorskip("transformers")
+    shutil.copytree(REFERENCES / "llada", directory)
+    words = {"[UNK]": 0, "<system>": 1, "<user>": 2, "<assistant>": 3, "hi": 4, "there": 5, "bye": 6}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.save(str(directory / "tokenizer.json"))
+    template = "{% for m in messages %}<{{ m.role }}> {{ m.content }} {% endfor %}"
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    settings["chat_template"] = template + "{% if add_generation_prompt %}<assistant> {% endif %}"
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return infodis.load(directory)
+
+
+def said(*messages):
+    return [{"role": role, "content": content} for role, content in messages]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_last_message_is_scored_after_the_others(instruct, model, tmp_path):
+    talk = said(("system", "hi"), ("user", "there"), ("assistant", "hi"), ("user", "bye"), ("assistant", "bye there"))
+    row = entry(prompt="not read", messages=talk)
+    found = row.scored(instruct)
+    assert found.item.tokens.tolist() == [1, 4, 2, 5, 3, 4, 2, 6, 3, 6, 5]
+    assert (found.item.target.tolist(), found.bytes) == ([9, 10], len("bye there"))
+    assert row.texts() == ("system: hi\n\nuser: there\n\nassistant: hi\n\nuser: bye", "bye there")
+    short = entry(messages=said(("user", "hi"), ("assistant", "there"))).scored(instruct).item
+    assert (
+        short.tokens.tolist()
+        == entry(prompt="hi", response="there").scored(instruct, Reading(chat=True)).item.tokens.tolist()
+    )
+    cell = json.dumps(talk).replace('"', '""')
+    (same,) = read(put(tmp_path, "a.csv", f'messages\n"{cell}"\n'), tmp_path)
+    assert same.scored(instruct).item.tokens.tolist() == found.item.tokens.tolist()
+    assert entry(text="there", messages=talk).scored(instruct).item.tokens.tolist() == [5]
+    with pytest.raises(
+        InputError, match=r"text8-tiny has none that works\. Take an instruct model, or give"
+    ):
+        row.scored(model)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "must be a list of messages; it is empty"),
+        ({"role": "user"}, "it is an object"),
+        (["hi"], "Message 0 must be an object with a role and a content, both texts; it is hi"),
+        (said(("user", "hi"), ("assistant", None)), "Message 1 must be"),
+        (said(("user", "hi")), "There are 1, the last with the role 'user'"),
+        (said(("assistant", "hi")), "at least two messages"),
+        (said(("user", "hi"), ("assistant", "")), "is empty"),
+        (said(("user", "\ud800"), ("assistant", "hi")), "not Unicode"),
+        ("[1, 2", "must be a list"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_conversations_that_are_none(instruct, messages, words):
+    field, reason = refused(instruct, entry(messages=messages))
+    assert field == "messages"
+    assert words in reason
+
+
 def test_fields_may_have_other_names(tmp_path, model):
     names = field_names(["text=sentence", "id=the key"])
     rows = '{"sentence": "a", "the key": "x", "id": null}\n{"text": "b"}\n{"sentence": "c", "the key": "x"}\n'
@@ -1074,7 +1186,8 @@ def test_fields_may_have_other_names(tmp_path, model):
     assert (good.id, good.scored(model).item.tokens.tolist()) == ("x", [0])
     assert refused(model, lacking) == (
         "sentence",
-        "A row needs text, or prompt and response, or tokens; this one has text.",
+        "A row needs text, or prompt and response, or tokens, or messages; this one has text. Here text is called "
+        "sentence.",
     )
     assert (again.field, again.id) == ("the key", "x")
     table = put(tmp_path, "a.csv", "the key,sentence\nx,a\n")

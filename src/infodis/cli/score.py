@@ -40,7 +40,7 @@ def score(
 ) -> None:
     """The likelihood of every row, in nats, with its standard error.
 
-    Rows hold text, or prompt and response, or tokens (with target and context positions if not all are scored). What
+    Rows hold text, or prompt and response, or messages, or tokens (with target and context positions if not all are scored). What
     cannot be scored goes to OUT.rejected.jsonl, and the exit code is 3. Kill it at any moment: rerun
     the same command to resume, and the finished file is the same, byte for byte.
 
@@ -149,7 +149,7 @@ def choose(
 ) -> None:
     """Multiple choice as a race: choices that can no longer win are dropped; only close ones cost many passes.
 
-    Rows hold prompt, choices (a list) and, if known, answer (its number, from 0).
+    Rows hold prompt, choices (a list) and, if known, answer (its number from 0, or its letter from A).
 
     Examples:
     [bold]infodis choose hellaswag.jsonl --model text8-tiny --out choices.jsonl[/bold]

@@ -14,9 +14,14 @@ TEMPLATE_SECONDS = 1.0
 """For a chat template to write a conversation, which takes milliseconds."""
 
 
-def chat_prompt(directory: Path, prompt: str) -> str:
-    """What a model sees when a user says `prompt`, up to where it would begin to answer."""
-    return chat_text(directory, [{"role": "user", "content": prompt}], add_generation_prompt=True)
+Message = dict[str, str]
+"""Of a conversation: its `role` (user, assistant, system, ...) and its `content`."""
+
+
+def chat_prompt(directory: Path, prompt: str | list[Message]) -> str:
+    """What a model sees when a user says `prompt`, or after some messages, up to where it would begin to answer."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return chat_text(directory, messages, add_generation_prompt=True)
 
 
 @functools.lru_cache(maxsize=4)
@@ -25,7 +30,7 @@ def check_chat(directory: Path) -> None:
     chat_prompt(directory, "a")
 
 
-def chat_text(directory: Path, messages: list[dict[str, str]], **how: bool) -> str:
+def chat_text(directory: Path, messages: list[Message], **how: bool) -> str:
     """A conversation as a model's template writes it. The template came with the model: it may fail, or never end."""
     tokenizer = chat_tokenizer(directory)
     try:

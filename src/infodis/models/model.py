@@ -16,7 +16,7 @@ from infodis.errors import InputError
 from infodis.evaluate import rounded
 from infodis.item import Item
 from infodis.models.adapters import LoadedModel
-from infodis.models.chat import chat_prompt, check_chat
+from infodis.models.chat import Message, chat_prompt, check_chat
 from infodis.models.files import ModelFiles
 from infodis.models.nets.network import Network
 from infodis.models.tokenizers import Tokenizer
@@ -88,13 +88,15 @@ class Model(RowPredictor):
         """The tokens of a text and nothing else, ready for `nll`. See `read` for models that expect special tokens."""
         return torch.from_numpy(self.tokenizer.encode(text))
 
-    def read(self, text: str, *, prompt: str = "", chat: bool = False) -> Item:
+    def read(self, text: str, *, prompt: str | list[Message] = "", chat: bool = False) -> Item:
         """A text after a prompt as the model expects it: special tokens around, prompt and text tokenised together.
 
-        `chat` puts the prompt into the model's chat template, as what a user says.
+        `chat` puts the prompt into the model's chat template, as what a user says. A prompt of messages, each with a
+        `role` and a `content`, goes there in any case.
         """
-        prompt = self._chat(prompt) if chat else prompt
-        found = self.tokenizer.read(text, prompt=prompt, special=not chat)  # a template brings its own special tokens
+        chat = chat or not isinstance(prompt, str)
+        before = self._chat(prompt) if chat else str(prompt)
+        found = self.tokenizer.read(text, prompt=before, special=not chat)  # a template brings its own special tokens
         tokens, target = found.tokens, found.target
         begin = self.loaded.begin_token
         if begin is not None and bool((target < self.network.first_predicted).any()):
@@ -112,7 +114,7 @@ class Model(RowPredictor):
         """Raise `InputError` unless the model has a chat template that works."""
         check_chat(self.template_directory)
 
-    def _chat(self, prompt: str) -> str:
+    def _chat(self, prompt: str | list[Message]) -> str:
         found = chat_prompt(self.template_directory, prompt)
         if self.files is not None:
             self.files.check_unchanged()  # the template is read when it is needed first

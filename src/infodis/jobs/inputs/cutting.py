@@ -8,6 +8,7 @@ What it finds lies in the work directory, in `input/`, which is there as a whole
     about.json  what was cut, and how; and hashes of the others
 """
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -26,7 +27,17 @@ from infodis.errors import InputError
 from infodis.files import atomic_directory
 from infodis.jobs.inputs.duplicates import Ids
 from infodis.jobs.inputs.entry import Entry
-from infodis.jobs.inputs.lines import CsvTable, Jsonl, LineFormat, Record, TextLines
+from infodis.jobs.inputs.lines import (
+    LONGEST,
+    MARK,
+    SEPARATORS,
+    CsvTable,
+    Jsonl,
+    LineFormat,
+    Record,
+    TextLines,
+    separator_of,
+)
 from infodis.jobs.inputs.parquet import ParquetRows
 from infodis.jobs.inputs.places import BUFFER, InputFile, find
 from infodis.jobs.inputs.rejected import Rejected
@@ -144,17 +155,20 @@ def _read_state(place: InputFile, directory: Path) -> list[int] | None:
 def _shards(place: InputFile, directory: Path, known: dict[str, Any]) -> RowShards:
     names, columns = known["fields"], tuple(known["columns"])
     is_parquet = place.kind == "parquet"
-    layout = ParquetRows(names, columns, known["footer"]) if is_parquet else _layout(place.kind, names, columns)
+    if is_parquet:
+        layout: LineFormat | ParquetRows = ParquetRows(names, columns, known["footer"])
+    else:
+        layout = _layout(place.kind, names, known["separator"], columns)
     path, (size, time) = place.plain(directory / COPY), known["read"]
     counts = known["shards"], known["found"]
     return RowShards(place.name, path, directory, layout, *counts, known["digest"], (size, time), _noted(directory))
 
 
-def _layout(kind: str, names: dict[str, str], columns: tuple[str, ...] = ()) -> LineFormat:
-    """Of a file of lines."""
-    if kind == "text":
-        return TextLines({})
-    return Jsonl(names) if kind == "jsonl" else CsvTable(names, "," if kind == "csv" else "\t", columns)
+def _layout(kind: str, names: dict[str, str], separator: str | None, columns: tuple[str, ...] = ()) -> LineFormat:
+    """Of a file of lines. Tables have a separator."""
+    if separator is not None:
+        return CsvTable(names, separator, columns)
+    return TextLines({}) if kind == "text" else Jsonl(names)
 
 
 class _Shards:
@@ -196,10 +210,19 @@ class _Tape:
         self._readline, self._copy = file.readline, copy
         self._hash = hashlib.blake2b(kind.encode() + b"\n", digest_size=16)
         self._waiting: list[bytes] = []
+        self._ahead: collections.deque[bytes] = collections.deque()
         self._size = 0
 
+    def first_line(self) -> bytes:
+        """The first line that is not blank. All lines are still to be read."""
+        while line := self._readline(LONGEST + 1):
+            self._ahead.append(line)
+            if line.removeprefix(MARK).strip():
+                break
+        return line
+
     def readline(self, size: int, /) -> bytes:
-        line = self._readline(size)
+        line = self._ahead.popleft() if self._ahead else self._readline(size)
         self._waiting.append(line)
         self._size += len(line)
         if self._size >= BUFFER:
@@ -230,10 +253,11 @@ class _Cutting:
 
     def lines(self, file: io.BufferedReader) -> dict[str, Any]:
         """Cut a file of lines; returns what there is to know about it."""
-        layout = _layout(self.place.kind, self.names)
-        ids = Ids(self.directory / SCRATCH)
+        kind, ids = self.place.kind, Ids(self.directory / SCRATCH)
         with (self.directory / INDEX).open("wb") as index, self._copy() as copy:
-            tape = _Tape(file, self.place.kind, copy)
+            tape = _Tape(file, kind, copy)
+            separator = separator_of(tape.first_line(), kind, self.names) if kind in SEPARATORS else None
+            layout = _layout(kind, self.names, separator)
             records = layout.records(tape, mark=True)
             if isinstance(layout, CsvTable) and (header := next(records, None)) is not None:
                 layout = layout.with_header(header, self.place.name)
@@ -247,7 +271,8 @@ class _Cutting:
                     ids.add(id, record.line)
             shards.close()
             digest = tape.digest()
-        return self._found(shards, ids, digest, columns=layout.header if isinstance(layout, CsvTable) else ())
+        header = layout.header if isinstance(layout, CsvTable) else ()
+        return {**self._found(shards, ids, digest, columns=header), "separator": separator}
 
     def parquet(self, file: io.BufferedReader) -> dict[str, Any]:
         """Cut a Parquet file, copied if it comes through a pipe."""

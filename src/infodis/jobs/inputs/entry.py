@@ -1,12 +1,14 @@
 """A row of a file that can be read, and what commands make of it."""
 
 import dataclasses
+import json
+import string
 import sys
 from typing import Any
 
 from infodis.errors import InputError
 from infodis.item import Item
-from infodis.jobs.inputs.reading import NOTHING, FieldValue, Reading, Scored, checked_text, listed
+from infodis.jobs.inputs.reading import NOTHING, FieldValue, Reading, Scored, checked_text, listed, messages_of
 from infodis.jobs.inputs.rejected import Refused, Rejected, excerpt_of, kind_of
 from infodis.models.model import Model
 from infodis.terminal import printable
@@ -54,16 +56,29 @@ class Entry:
             raise InputError(f"Line {self.line}, {error.field}: {error}") from None
 
     def scored(self, model: Model, reading: Reading = Reading()) -> Scored:
-        """`tokens` with `target` and `context`; or `response`, or else `text`, after `prompt`. Raises `Refused`."""
+        """`tokens` with `target` and `context`; or `response`, or else `text`, after `prompt`.
+
+        Or the last of some `messages`, after the others. Raises `Refused`.
+        """
         if self.has("tokens") and self._part("tokens").value != "":  # an empty cell of a table is none
             return reading.positions(model, self._part("tokens"), self._part("target"), self._part("context"))
+        if self._has_messages:
+            return reading.last_message(model, self._part("messages"))
         name = "response" if self.has("response") else "text"
         if not self.has(name):
-            raise self._lacking("text", "text, or prompt and response, or tokens")
+            raise self._lacking("text", "text, or prompt and response, or tokens, or messages")
         return reading.after(model, self._prompt("prompt"), self._string(name))
+
+    @property
+    def _has_messages(self) -> bool:
+        """Whether a conversation is all that the row has."""
+        return self.has("messages") and not (self.has("response") or self.has("text"))
 
     def texts(self) -> tuple[str, str]:
         """Prompt and response as they were given; an empty text for what was given as tokens, or not at all."""
+        if self._has_messages:
+            *before, last = messages_of(self._part("messages"))
+            return "\n\n".join(f"{one['role']}: {one['content']}" for one in before), last["content"]
         found = (self._part(name).value for name in ("prompt", "response" if self.has("response") else "text"))
         prompt, response = (value if isinstance(value, str) else "" for value in found)
         return prompt, response
@@ -118,19 +133,31 @@ class Entry:
         return NOTHING if found is None else self._text_or_tokens(found)
 
     def _answer(self, choices: int) -> int | None:
-        """A number from 0, also as text; an empty text and null say that it is not known."""
+        """A number from 0, also as text, or a letter from A; an empty text and null say that it is not known."""
         found = next((self._part(name) for name in ("answer", "label") if self.has(name)), NOTHING)
         value = found.value
         if value is None or value == "":
             return None
-        number = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+        number = _choice_number(value.strip()) if isinstance(value, str) else value
         if type(number) is not int or not 0 <= number < choices:
-            raise Refused(found.field, f"It must be the number of a choice, from 0 to {choices - 1}.")
+            letters = f", or its letter, from A to {string.ascii_uppercase[choices - 1]}" if choices <= 26 else ""
+            given = f"; it is {printable(json.dumps(value), 40) if isinstance(value, int | str) else kind_of(value)}"
+            raise Refused(found.field, f"It must be the number of a choice, from 0 to {choices - 1}{letters}{given}.")
         return number
 
     def _lacking(self, name: str, needs: str) -> Refused:
         found = ", ".join(printable(one, 40) for one in list(self.fields)[:10]) or "nothing"
-        return Refused(self._called(name), f"A row needs {needs}; this one has {found}.")
+        hint = f"If {name} is called something else, say so: --field {name}=NAME."
+        if name in self.names:
+            hint = f"Here {name} is called {self.names[name]}."
+        return Refused(self._called(name), f"A row needs {needs}; this one has {found}. {hint}")
+
+
+def _choice_number(text: str) -> int | None:
+    """From digits or a letter; None if it is neither."""
+    if text.isascii() and text.isdecimal() and len(text) < 10:
+        return int(text)
+    return string.ascii_uppercase.index(text.upper()) if len(text) == 1 and text.isascii() and text.isalpha() else None
 
 
 def _choice(field: str, number: int, value: Any) -> FieldValue:

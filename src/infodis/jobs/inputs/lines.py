@@ -246,19 +246,31 @@ class CsvTable(LineFormat):
             raise InputError(f"{where}: the names of the columns, in the first row, cannot be read.")
         if len(set(header)) < len(header):
             raise InputError(f"{where}: every column needs a name of its own, got {', '.join(header)[:200]}.")
-        check_columns(header, self.names, where)
         return dataclasses.replace(self, header=header)
 
 
-def check_columns(columns: tuple[str, ...], names: dict[str, str], where: str) -> None:
-    """Raise `InputError` if a table holds nothing that could be scored."""
-    useful = {names.get(name, name) for name in FIELDS if name != "id"}
-    if not useful & set(columns):
-        raise InputError(
-            f"{where} has the columns {', '.join(columns)[:200]}; a row needs text, or prompt and response, or tokens. "
-            "If they are called something else, say so, like text=sentence. In .csv and .tsv the first row holds the "
-            "names; columns are separated by commas and tabs."
-        )
+SEPARATORS = {"csv": (",", ";", "\t"), "tsv": ("\t",)}
+"""Of columns, by the kind of a table. Spreadsheets write semicolons where a comma is the decimal point."""
+
+
+def separator_of(header: bytes, kind: str, names: dict[str, str]) -> str:
+    """What separates columns, by their names: the first that finds a field of ours, or else the most columns.
+
+    >>> separator_of(b"id;text", "csv", {})
+    ';'
+    """
+    known = {names.get(name, name) for name in FIELDS}
+    found = {one: _header_cells(header, one) for one in SEPARATORS[kind]}
+    ours = next((one for one, cells in found.items() if known & set(cells)), None)
+    return ours or max(found, key=lambda one: len(found[one]))
+
+
+def _header_cells(header: bytes, separator: str) -> list[str]:
+    text = header.removeprefix(MARK).decode("utf-8", "surrogateescape")
+    try:
+        return [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
+    except csv.Error:
+        return []
 
 
 class _Feed:

@@ -12,7 +12,7 @@ from typing import Any
 
 from infodis.errors import InputError
 from infodis.jobs.inputs.entry import Entry
-from infodis.jobs.inputs.lines import check_columns, entry_of
+from infodis.jobs.inputs.lines import entry_of
 from infodis.jobs.inputs.places import BUFFER
 from infodis.jobs.inputs.reading import FIELDS
 from infodis.jobs.inputs.rejected import Rejected
@@ -34,8 +34,9 @@ class ParquetRows:
     def open(path: Path, names: dict[str, str], where: str) -> "ParquetRows":
         with _opened(path, where) as file:
             columns = tuple(file.schema_arrow.names)
-        check_columns(columns, names, where)
         used = {names.get(name, name) for name in FIELDS}
+        if not used.difference([names.get("id", "id")]) & set(columns):
+            used = set(columns)  # rows are rejected, and the reason says what they hold
         return ParquetRows(names, tuple(column for column in columns if column in used), _footer(path))
 
     def groups(self, path: Path, where: str) -> Iterator[tuple[int, int]]:

@@ -29,6 +29,8 @@ SUFFIXES = {
 PACKED = (".bz2", ".xz", ".zst", ".zip", ".7z", ".tar", ".tgz", ".lz4", ".parquet.gz")
 """Suffixes of what must be unpacked first."""
 
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
+
 BUFFER = 2**20
 
 
@@ -112,6 +114,10 @@ def find(input: str | Path, format: str | None = None) -> InputFile:
     name = path.name.lower()
     if name.removesuffix(".gz").endswith(PACKED) or name.endswith(PACKED):
         raise InputError(f"{path} must be unpacked first: only .gz is read as it is, and not of Parquet.")
+    if format is None and name.endswith(SPREADSHEETS):
+        raise InputError(
+            f"Rows must be JSONL, CSV, TSV, Parquet or text; {path} is a spreadsheet. Save it as CSV (UTF-8)."
+        )
     gzipped = name.endswith(".gz")
     kind = format or SUFFIXES.get(Path(name.removesuffix(".gz")).suffix, "text")
     if gzipped and kind == "parquet":

@@ -9,12 +9,13 @@ import torch
 
 from infodis.errors import InputError
 from infodis.item import Item, as_positions
-from infodis.jobs.inputs.rejected import Refused, kind_of
+from infodis.jobs.inputs.rejected import Refused, excerpt_of, kind_of
+from infodis.models.chat import Message
 from infodis.models.model import Model
 
 FIELDS = (
     *("id", "text", "prompt", "response", "tokens", "target", "context"),
-    *("chosen", "rejected", "query", "question", "choices", "answer", "label"),
+    *("messages", "chosen", "rejected", "query", "question", "choices", "answer", "label"),
 )
 """All fields of a row that are ever looked at."""
 
@@ -82,6 +83,18 @@ class Reading:
         item = Item(torch.tensor(before + own), torch.arange(len(before), length), torch.arange(len(before)))
         return self._checked(model, item, prompt, text)
 
+    def last_message(self, model: Model, part: FieldValue) -> Scored:
+        """The last of some messages, the assistant's, after the others as the model's chat template writes them."""
+        *before, last = messages_of(part)
+        _check_template(model)
+        if last["role"] != "assistant" or not before:
+            raise Refused(
+                part.field,
+                "The last of at least two messages must be the assistant's: it is scored, given the others. There are "
+                f"{len(before) + 1}, the last with the role {last['role']!r}.",
+            )
+        return self._text(model, FieldValue(part.field, before), FieldValue(part.field, last["content"]))
+
     def positions(self, model: Model, tokens: FieldValue, target: FieldValue, context: FieldValue) -> Scored:
         """A row of tokens of which some positions are to be scored; None for those that are not given."""
         numbers = token_list(tokens)
@@ -97,23 +110,24 @@ class Reading:
         return self._checked(model, item, tokens, tokens)
 
     def _text(self, model: Model, prompt: FieldValue, text: FieldValue) -> Scored:
-        size = _bytes(text)
-        characters = len(text.value) + len(prompt.value)
-        _bytes(prompt)
+        said = prompt if isinstance(prompt.value, str) else FieldValue(prompt.field, _contents(prompt.value))
+        chat, size = self.chat or said is not prompt, _bytes(text)
+        characters = len(text.value) + len(said.value)
+        _bytes(said)
         _refuse_empty(text)
         longest = self.longest(model)
         if longest is not None and self.truncate is None and characters > LONG_TOKEN * longest:
             raise Refused(text.field, _too_long(f"{characters:,} characters", longest))
         model.tokenizer  # noqa: B018 - that a model has none is no fault of the row
-        if self.chat:
+        if chat:
             model.check_chat()  # nor is a template that always fails
         try:
-            row = model.read(text.value, prompt=prompt.value, chat=self.chat)
+            row = model.read(text.value, prompt=prompt.value, chat=chat)
         except InputError as error:
-            raise _fault(model, prompt, text) or (Refused(prompt.field, str(error)) if self.chat else error) from None
+            raise _fault(model, said, text) or (Refused(prompt.field, str(error)) if chat else error) from None
         if not row.target.numel():
             raise Refused(text.field, "It has no tokens: there is nothing to score.")
-        found = self._checked(model, Item(row.tokens, row.target, row.context), prompt, text)
+        found = self._checked(model, Item(row.tokens, row.target, row.context), said, text)
         whole = found.item.target.numel() == row.target.numel()
         return Scored(found.item, size if whole else None, found.truncated)
 
@@ -154,6 +168,36 @@ def listed(part: FieldValue) -> Any:
         return json.loads(part.value)
     except (ValueError, RecursionError):
         raise Refused(part.field, "It must be a list like [1, 2]; it is a text.") from None
+
+
+def messages_of(part: FieldValue) -> list[Message]:
+    """A conversation: at least one message, each with a role and a content that are texts."""
+    found = listed(part)
+    if not isinstance(found, list) or not found:
+        raise Refused(part.field, f"It must be a list of messages; it is {'empty' if found == [] else kind_of(found)}.")
+    for number, one in enumerate(found):
+        if not (isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)):
+            raise Refused(
+                part.field,
+                f"Message {number} must be an object with a role and a content, both texts; it is {excerpt_of(one)}.",
+            )
+    return [{"role": one["role"], "content": one["content"]} for one in found]
+
+
+def _check_template(model: Model) -> None:
+    """That a model has no chat template is no fault of a row."""
+    try:
+        model.check_chat()
+    except InputError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"Rows hold messages, which a chat template must turn into text; {model.name} has none that works. Take an "
+            f"instruct model, or give prompt and response as texts. ({reason})"
+        ) from error
+
+
+def _contents(messages: Sequence[Message]) -> str:
+    return "".join(one["content"] for one in messages)
 
 
 def token_list(part: FieldValue) -> list[int]:
@@ -208,7 +252,7 @@ def _refuse_empty(part: FieldValue) -> None:
 
 
 def _too_long(found: str, longest: int) -> str:
-    return f"It is too long: the row has {found}, at most {longest:,} tokens are taken. Cut it, or ask for truncation."
+    return f"It is too long: the row has {found}, at most {longest:,} tokens are taken. Cut it, or say --truncate left."
 
 
 def _fault(model: Model, prompt: FieldValue, text: FieldValue) -> Refused | None:
