@@ -1,17 +1,24 @@
 # Everything runs in .venv, which the first target makes. Nothing needs to be installed by hand but Python and make.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
+# Modules are compiled when they are first imported, not all at once: most of PyTorch's never are.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS)
+DEMO := .venv/.demo
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-browser test-transformers-4 faults mutations check smoke bench docs clean
+.PHONY: demo test test-all test-browser test-transformers-4 faults mutations check smoke bench docs dist clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml $(CONSTRAINTS)  # what the demo needs
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(INSTALL) torch --editable '.[report]'
+	touch $(DEMO)
+
+$(STAMP): $(DEMO)  # what everything else needs, on top
+	$(BIN)/python $(INSTALL) --editable '.[dev]'
 	touch $(STAMP)
 
-demo: $(STAMP)  ## score a few sentences, with error bars and a page to open
+demo: $(DEMO)  ## score a few sentences, with error bars and a page to open
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## the default tests: a few minutes on two cores
@@ -25,13 +32,12 @@ test-browser: $(STAMP)  ## reports in a real browser: Debian's chromium, install
 	@command -v chromium >/dev/null \
 		|| { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qq --yes --no-install-recommends chromium; } \
 		|| { echo "Browser tests need chromium, and apt-get could not install it. Install it by hand, then try again." >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	$(BIN)/python $(INSTALL) --editable '.[browser]'
 	$(BIN)/python -m pytest -q tests/apps/browser
 
-test-transformers-4: pyproject.toml constraints.txt  ## models of transformers, with its last version 4
+test-transformers-4: pyproject.toml $(CONSTRAINTS)  ## models of transformers, with its last version 4
 	$(PYTHON) -m venv .venv-4
-	.venv-4/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	.venv-4/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' transformers==4.57.6
+	.venv-4/bin/python $(INSTALL) torch --editable '.[dev]' transformers==4.57.6
 	.venv-4/bin/python -m pytest -n 2 -q tests/models/test_adapters.py tests/models/test_conformance.py tests/models/test_doctor.py
 
 KILLS ?= 200
@@ -62,7 +68,7 @@ bench: $(STAMP)  ## the numbers of docs/benchmarks.md
 	$(BIN)/python benchmarks/startup.py
 
 docs: $(STAMP)  ## HTML documentation in docs/_build
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python $(INSTALL) --editable '.[docs]'
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
 
 clean:
