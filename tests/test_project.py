@@ -46,7 +46,7 @@ LAYERS = {
     "models": [
         {"tokenizers", "nets", "chat"},
         {"options", "text_files", "checkpoint"},
-        {"adapters"},
+        {"adapters", "hub"},
         {"files"},
         {"model"},
         {"loading", "doctor"},

@@ -111,7 +111,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """The configuration of a model."""
     path = directory / CONFIG
     if not path.is_file():
-        raise InputError(f"{directory} is not a model: it has no {CONFIG}.")
+        raise InputError(f"{directory} is not a model: it has no {CONFIG}. A model must have one beside its weights.")
     found = read_json(path)
     if not isinstance(found, dict):
         raise InputError(f"{path} must hold an object, found {type(found).__name__}.")

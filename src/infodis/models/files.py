@@ -11,6 +11,7 @@ from typing import Any
 
 from infodis.errors import InputError
 from infodis.files import read_json
+from infodis.models import hub
 from infodis.models.adapters.weights import shards, within
 from infodis.models.checkpoint import CONFIG, read_config
 from infodis.models.options import ModelOptions
@@ -35,7 +36,7 @@ def locate(spec: str | Path) -> Path:
         return _shelf() / str(spec)
     path = Path(spec)
     if not path.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(spec)) and not path.parent.is_dir():
-        return _downloaded(str(spec))
+        return hub.download(str(spec))
     if not path.is_dir():
         raise InputError(
             f"There is no model {str(spec)!r}. It must be the name of one that ships with infodis "
@@ -45,23 +46,6 @@ def locate(spec: str | Path) -> Path:
     if (path / POINTER).is_file():
         return path / read_pointer(path)["best"]
     return path
-
-
-def _downloaded(name: str) -> Path:
-    """The files of a model on the hub, from its cache if they are there."""
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise InputError(
-            f"There is no directory {name}. To fetch it from the hub: pip install 'infodis[hf]'."
-        ) from error
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "pytorch_model.bin", "*.py"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"There is no directory {name}, and it cannot be fetched from the hub: {reason}") from error
 
 
 def read_pointer(run: Path) -> dict[str, Any]:
