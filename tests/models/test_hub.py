@@ -1,5 +1,6 @@
 """Models by their name on the hub: against a stand-in on loopback, which also fails as hubs do."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import infodis
 from infodis.errors import InputError
 
 pytest.importorskip("huggingface_hub")
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download, utils
 
 REFERENCES = Path(__file__).parents[1] / "references"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -32,13 +33,19 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with serving(LoopbackHub({"owner/tiny": model})) as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+        for module in (constants, file_download):  # versions before 1 keep it twice
+            template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        connect(monkeypatch)
         yield hub
+
+
+def connect(monkeypatch, *, offline=False):
+    """Versions before 1 look at HF_HUB_OFFLINE when they begin a session, and keep that."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    getattr(utils, "reset_sessions", lambda: None)()
 
 
 def refused(match):
@@ -116,6 +123,8 @@ def test_a_file_that_is_listed_and_gone(hub):
 def test_an_interrupted_download_goes_on_where_it_stopped(hub, monkeypatch):
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
     hub.cuts = {SHARDS[0]: [1000]}
+    with contextlib.suppress(InputError):  # versions before 1 leave it to the next call
+        infodis.load("owner/tiny")
     check_loaded()
     assert [path.endswith(SHARDS[0]) for path in hub.resumed()] == [True]
 
@@ -126,10 +135,10 @@ def test_half_a_file_is_never_used(hub, monkeypatch):
     with refused(r"did not finish \(.+\)\. Try again"):
         infodis.load("owner/tiny")
     hub.cuts.clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    connect(monkeypatch, offline=True)
     with refused(f"cache lacks files of this model|lacks {SHARDS[0]}"):
         infodis.load("owner/tiny")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    connect(monkeypatch)
     check_loaded()
 
 
@@ -159,7 +168,7 @@ def test_without_a_hub_the_cache_serves(hub, monkeypatch):
 def test_offline_by_choice(hub, monkeypatch):
     infodis.load("owner/tiny")
     hub.requests.clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    connect(monkeypatch, offline=True)
     check_loaded()
     with refused("the hub cannot be reached while its cache lacks files .+ Connect and try again"):
         infodis.load("owner/new")
