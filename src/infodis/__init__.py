@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from infodis.quantities.bounds import bounds as bounds
     from infodis.quantities.choose import choose as choose
     from infodis.quantities.orders import order_nll as order_nll
+    from infodis.quantities.perplexity import perplexity as perplexity
     from infodis.quantities.ratio import Ratio as Ratio
     from infodis.quantities.ratio import log_ratio as log_ratio
     from infodis.result import Estimate as Estimate
@@ -53,6 +54,7 @@ _HOMES = {
     "quantities.bounds": ("bounds",),
     "quantities.choose": ("choose",),
     "quantities.orders": ("order_nll",),
+    "quantities.perplexity": ("perplexity",),
     "quantities.ratio": ("Ratio", "log_ratio"),
     "result": ("Estimate",),
 }

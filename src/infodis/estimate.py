@@ -9,11 +9,12 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypedDict, overload
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+from typing_extensions import Unpack
 
 from infodis.auto import Auto
 from infodis.control import Control, Neighbours
@@ -26,7 +27,16 @@ from infodis.design import (
 )
 from infodis.errors import InputError
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
-from infodis.item import Item, Positions, Tokens, check_items, read_items
+from infodis.item import (
+    Item,
+    ManySequences,
+    OneSequence,
+    Positions,
+    Prompt,
+    Tokens,
+    check_items,
+    read_items,
+)
 from infodis.predictor import Predictor
 from infodis.result import Estimate, Stopped, stein_factor
 from infodis.rng import check_seed
@@ -145,10 +155,35 @@ class Request:
         return min(most, math.ceil(wanted / step) * step), "standard error reached"
 
 
+class NllOptions(TypedDict, total=False):
+    """The keywords of `nll`, for type checkers."""
+
+    prompt: Prompt
+    target: Positions | Sequence[Positions] | None
+    context: Positions | Sequence[Positions] | None
+    evaluations: int | None
+    standard_error: float | None
+    relative: float | None
+    design: MaskDesign
+    control: Control | None
+    seed: SupportsIndex
+    batch_size: int | None
+
+
+# A tensor may hold one sequence or many, which its type does not say. A text is an iterable of texts, too: mypy warns.
+@overload
+def nll(predictor: Predictor, tokens: Tensor, **options: Unpack[NllOptions]) -> Any: ...
+@overload
+def nll(  # type: ignore[overload-overlap]
+    predictor: Predictor, tokens: OneSequence, **options: Unpack[NllOptions]
+) -> Estimate: ...
+@overload
+def nll(predictor: Predictor, tokens: ManySequences, **options: Unpack[NllOptions]) -> list[Estimate]: ...
 def nll(
     predictor: Predictor,
     tokens: Tokens,
     *,
+    prompt: Prompt = "",
     target: Positions | Sequence[Positions] | None = None,
     context: Positions | Sequence[Positions] | None = None,
     evaluations: int | None = None,
@@ -165,8 +200,10 @@ def nll(
     learned network it is the paper's DCE value, the mean over reveal orders of the chain-rule sum.
 
     Args:
-        predictor: any `Predictor`.
-        tokens: one sequence of token ids, or many of any lengths; many give a list of estimates.
+        predictor: a model (`infodis.load`) or any other `Predictor`.
+        tokens: a text, what `Model.read` made of one, or a sequence of token ids; many of them give a list of
+            estimates. Text is read as the model expects it, special tokens included; token ids stay as they are.
+        prompt: a text that the scored text comes after: one for all, or a list with one for each.
         target: positions to score; by default all that are not context.
         context: positions to condition on; by default none. Positions in neither set are summed out.
             For many sequences give one set for all or a list of sets.
@@ -185,10 +222,17 @@ def nll(
     >>> estimate = nll(chain, [0, 1, 2, 3, 0, 1, 2, 3], context=range(4))
     >>> abs(estimate.value + chain.log_prob([0, 1, 2, 3, 0, 1, 2, 3], context=range(4))) < 1e-9
     True
+
+    With a model, text goes in as it is:
+
+    >>> import infodis
+    >>> model = infodis.load("text8-tiny")
+    >>> nll(model, "paris", prompt="the capital of france is ").value < nll(model, "paris").value
+    True
     """
     request = Request(design, control, evaluations, standard_error, batch_size, relative=relative)
     number = check_seed(seed)
-    items, single = read_items(tokens, target=target, context=context)
+    items, single = read_items(predictor, tokens, prompt=prompt, target=target, context=context)
     found = estimate_items(predictor, items, request, seed=number)
     return found[0] if single else found
 

@@ -5,8 +5,8 @@ Positions in neither set stay masked throughout: they are summed out, and what t
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, Union, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -18,8 +18,16 @@ from infodis.rng import key
 Positions = Iterable[int] | Int[Tensor, "..."] | Bool[Tensor, " length"]
 """A set of positions: indices in any order, a range, or one boolean per token."""
 
-Tokens = Iterable[int] | Iterable[Iterable[int]] | Iterable[Tensor] | Tensor
-"""One sequence of token ids, or many."""
+OneSequence = Union[str, "Item", Iterable[int]]
+"""Something to score: a text, what `Model.read` makes of one, or token ids."""
+
+ManySequences = Iterable[str] | Iterable["Item"] | Iterable[Iterable[int]] | Iterable[Tensor]
+
+Tokens = OneSequence | ManySequences | Tensor
+"""One sequence, or many. A tensor of one axis is one sequence, of two axes many."""
+
+Prompt = str | Sequence[str]
+"""What text is scored given: one prompt for all texts, or one for each."""
 
 
 @runtime_checkable
@@ -28,6 +36,26 @@ class Vocabulary(Protocol):
 
     vocab_size: int
     mask_token: int
+
+
+@runtime_checkable
+class TextReader(Protocol):
+    """A predictor that takes text: it has a tokenizer. `infodis.models.model.Model` is one."""
+
+    length: int | None
+    """Tokens in a row as it was trained: what long texts are cut into."""
+
+    def read(self, text: str, *, prompt: str = "") -> "Item":
+        """A text after a prompt, with the special tokens that the model expects."""
+        ...
+
+    def encode(self, text: str) -> Int[Tensor, " tokens"]:
+        """The tokens of a text and nothing else."""
+        ...
+
+    def around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and behind a text."""
+        ...
 
 
 def _as_tensor(values: Any, *, must: str) -> Tensor:
@@ -160,28 +188,120 @@ def all_known(tokens: Int[Tensor, " tokens"], *, vocab_size: int, mask_token: in
 
 
 def read_items(
-    tokens: Tokens, *, target: Positions | Sequence[Positions] | None, context: Positions | Sequence[Positions] | None
+    predictor: object,
+    tokens: Tokens,
+    *,
+    prompt: Prompt = "",
+    target: Positions | Sequence[Positions] | None = None,
+    context: Positions | Sequence[Positions] | None = None,
 ) -> tuple[list[Item], bool]:
-    """Items from one sequence or many, and whether it was one."""
+    """Items from one sequence or many, and whether it was one. Text is read by the predictor, token ids stay."""
+    _check_predictor(predictor)
+    sequences, single = list_sequences(tokens)
+    count = len(sequences)
+    places = (_one_for_each(sets, count, name) for sets, name in ((target, "target"), (context, "context")))
+    items = []
+    for number, (one, words, *sets) in enumerate(zip(sequences, _prompts(prompt, count), *places, strict=True)):
+        try:
+            items.append(_read(predictor, one, words, *sets))
+        except InputError as error:
+            raise error if single else InputError(f"Sequence {number}: {error}") from None
+    return items, single
+
+
+def read_item(
+    predictor: object,
+    tokens: Tokens,
+    *,
+    prompt: str = "",
+    target: Positions | None = None,
+    context: Positions | None = None,
+) -> Item:
+    """One item that the predictor knows all tokens of, where only one is taken."""
+    items, single = read_items(predictor, tokens, prompt=prompt, target=target, context=context)
+    if not single:
+        raise InputError(f"One sequence is taken here, got a list of {len(items)}. Call this for each of them.")
+    check_items(predictor, items)  # type: ignore[arg-type]  # `read_items` has seen that it is one
+    return items[0]
+
+
+def _check_predictor(predictor: object) -> None:
+    if isinstance(predictor, Vocabulary):
+        return
+    what = f"the text {predictor!r}" if isinstance(predictor, str) else f"a {type(predictor).__name__}"
+    fix = f"infodis.load({predictor!r})" if isinstance(predictor, str) else "infodis.load(model, tokenizer=...)"
+    raise InputError(
+        f"The first argument must be a model or any other predictor, got {what}. Load it once: model = {fix}."
+    )
+
+
+def list_sequences(tokens: Tokens) -> tuple[list, bool]:
+    """A list of sequences, and whether it was one sequence."""
+    if isinstance(tokens, str | Item):
+        return [tokens], True
+    if isinstance(tokens, bytes | Mapping):
+        what = "bytes: decode them" if isinstance(tokens, bytes) else "a mapping: infodis.score takes rows of fields"
+        raise InputError(f"What is scored must be text, token ids, or a list of them, got {what}.")
     try:
         whole = tokens if isinstance(tokens, Tensor) else list(tokens)
         count = len(whole)
     except TypeError:
-        raise InputError(f"tokens must be a sequence of token ids or a list of sequences, got {tokens!r}.") from None
-    single = whole.ndim == 1 if isinstance(whole, Tensor) else bool(whole) and _is_number(whole[0])
+        raise InputError(
+            f"What is scored must be a text, a sequence of token ids, or a list of them, got {tokens!r}."
+        ) from None
     if count == 0:
-        raise InputError("There is nothing to score: no tokens were given.")
-    sequences = [whole] if single else list(whole)
-    targets, contexts = (
-        _one_for_each(sets, len(sequences), n) for sets, n in ((target, "target"), (context, "context"))
+        raise InputError("There is nothing to score: no text and no tokens were given.")
+    single = whole.ndim == 1 if isinstance(whole, Tensor) else _is_number(whole[0])
+    return ([whole] if single else list(whole)), single
+
+
+def _read(predictor: object, one: Any, prompt: str, target: Any, context: Any) -> Item:
+    """A text as the predictor reads it, an item as it is, token ids with their positions."""
+    if not isinstance(one, str | Item):
+        if prompt:
+            raise InputError(
+                f"A prompt goes before a text, got the prompt {prompt!r} with token ids. Put the prompt's ids before "
+                "them, and name their positions: context=range(...)."
+            )
+        return Item.read(one, target=target, context=context)
+    if target is not None or context is not None:
+        raise InputError(
+            "target and context are positions of token ids, got them with text. Give prompt=..., or the ids: "
+            "model.read(text).tokens."
+        )
+    if isinstance(one, str):
+        return _read_text(predictor, one, prompt)
+    if prompt:
+        raise InputError("A row that was read has its prompt in it, got another one. Leave prompt out.")
+    return one
+
+
+def text_reader(predictor: object) -> TextReader:
+    """The predictor, if it takes text."""
+    if isinstance(predictor, TextReader):
+        return predictor
+    raise InputError(
+        f"Text needs a model with a tokenizer, got a {type(predictor).__name__}, which knows token ids only. "
+        "Give token ids, or load the model with infodis.load(..., tokenizer=...)."
     )
-    items = []
-    for number, (sequence, wanted, given) in enumerate(zip(sequences, targets, contexts, strict=True)):
-        try:
-            items.append(Item.read(sequence, target=wanted, context=given))
-        except InputError as error:
-            raise error if single else InputError(f"Sequence {number}: {error}") from None
-    return items, single
+
+
+def _read_text(predictor: object, text: str, prompt: str) -> Item:
+    found = text_reader(predictor).read(text, prompt=prompt)
+    if not found.target.numel():
+        raise InputError(f"A text must have at least one token, got {text!r}. Leave it out.")
+    return found
+
+
+def _prompts(prompt: Any, count: int) -> list[str]:
+    """One prompt for all texts, or one for each."""
+    prompts = [prompt] * count if isinstance(prompt, str) else list(prompt)
+    if len(prompts) != count:
+        raise InputError(f"prompt: give one for all texts, or one for each of the {count}; got {len(prompts)}.")
+    for number, one in enumerate(prompts):
+        if not isinstance(one, str):
+            raise InputError(f"A prompt must be a text, got {one!r} as number {number}. Give a str, or leave it out.")
+    return prompts
 
 
 def _is_number(value: object) -> bool:

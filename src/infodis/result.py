@@ -31,6 +31,11 @@ def standard_error(replicates: Float[Tensor, "..."], *, dim: int = 0) -> Float[T
     return torch.zeros_like(replicates.select(dim, 0)) if count == 1 else replicates.std(dim) / math.sqrt(count)
 
 
+def exp(nats: float) -> float:
+    """The exponential; infinite where it is too large for a float."""
+    return math.exp(nats) if nats < 709 else math.inf
+
+
 @functools.lru_cache(maxsize=256)
 def student_quantile(share: float, degrees: int) -> float:
     """The value below which Student's t lies with probability `share`."""
@@ -73,6 +78,9 @@ class Replicated(abc.ABC):
     def value(self) -> float:
         """The estimate in nats."""
         return float(self.replicates.mean())
+
+    def __float__(self) -> float:
+        return self.value
 
     @property
     def impossible(self) -> bool:
@@ -142,6 +150,11 @@ class Estimate(Replicated):
     @property
     def bits_per_token(self) -> float:
         return self.value / math.log(2) / self.target.numel()
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the nats per token. Compare bits per byte, not this, between tokenizers."""
+        return exp(self.value / self.target.numel())
 
     def merge(self, other: "Estimate") -> "Estimate":
         """Pool two independent runs of the same thing: as if one run had drawn all replicates.

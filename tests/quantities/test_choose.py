@@ -359,7 +359,7 @@ def test_record_is_json():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: choose(CHAIN, LIKELY), "list of sequences"),
+        (lambda: choose(CHAIN, LIKELY), "list of texts or sequences"),
         (lambda: choose(CHAIN, [LIKELY, [0, 7]]), r"0\.\.2"),
         (lambda: choose(CHAIN, [LIKELY, OTHER], sizes=[1]), "one for each of the 2"),
         (lambda: choose(CHAIN, [LIKELY, OTHER], sizes=[1, 0]), "positive number"),

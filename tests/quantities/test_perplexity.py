@@ -83,5 +83,5 @@ def test_bad_input_is_told():
         Windows(8, 9)
     with pytest.raises(InputError, match="at least one token"):
         Windows(0)
-    with pytest.raises(InputError, match="empty"):
+    with pytest.raises(InputError, match="nothing to score"):
         perplexity(CHAIN, TEXT[:0], windows=Windows(8))

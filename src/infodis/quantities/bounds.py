@@ -14,16 +14,26 @@ than the orders would, all orders are summed and everything is exact.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex, TypedDict, overload
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
+from typing_extensions import Unpack
 
 from infodis.errors import InputError
 from infodis.estimate import CHUNK, WINDOW, Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
-from infodis.item import Item, Positions, Tokens, check_items, read_items
+from infodis.item import (
+    Item,
+    ManySequences,
+    OneSequence,
+    Positions,
+    Prompt,
+    Tokens,
+    check_items,
+    read_items,
+)
 from infodis.predictor import Predictor
 from infodis.quantities.orders import all_masks, draw_turns, follow, in_lockstep, most_confident_credits, sum_orders
 from infodis.result import Measured, Rate, Replicated, sum_errors
@@ -139,10 +149,31 @@ class Plan:
         return 2**length - 1 <= self.orders * (length - 1) + 1
 
 
+class BoundsOptions(TypedDict, total=False):
+    """The keywords of `bounds`, for type checkers."""
+
+    prompt: Prompt
+    target: Positions | Sequence[Positions] | None
+    context: Positions | Sequence[Positions] | None
+    orders: int
+    particles: int
+    seed: SupportsIndex
+    batch_size: int | None
+
+
+@overload
+def bounds(predictor: Predictor, tokens: Tensor, **options: Unpack[BoundsOptions]) -> Any: ...
+@overload
+def bounds(  # type: ignore[overload-overlap]  # a text is an iterable of texts, too
+    predictor: Predictor, tokens: OneSequence, **options: Unpack[BoundsOptions]
+) -> Bounds: ...
+@overload
+def bounds(predictor: Predictor, tokens: ManySequences, **options: Unpack[BoundsOptions]) -> list[Bounds]: ...
 def bounds(
     predictor: Predictor,
     tokens: Tokens,
     *,
+    prompt: Prompt = "",
     target: Positions | Sequence[Positions] | None = None,
     context: Positions | Sequence[Positions] | None = None,
     orders: int = 32,
@@ -170,8 +201,8 @@ def bounds(
 
     Args:
         predictor: any `Predictor`.
-        tokens: one sequence of token ids, or many of any lengths; many give a list.
-        target, context: positions, as for `nll`.
+        tokens: a text or a sequence of token ids, or many of any lengths; many give a list.
+        prompt, target, context: as for `nll`.
         orders: drawn for each sequence. An order takes m forward passes; all share the fully masked one.
         particles: orders in a group, K. At least two groups must fit into `orders`, with none left over.
         seed: the same seed gives the same orders for the same sequence, whatever else is scored.
@@ -182,9 +213,13 @@ def bounds(
     >>> found = bounds(chain, [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3])
     >>> abs(found.nll.value - found.tangent_nll.value) < 1e-9  # an oracle's conditionals agree
     True
+
+    >>> import infodis
+    >>> bounds(infodis.load("text8-tiny"), "paris").exact
+    True
     """
     plan, number = Plan(orders, particles), check_seed(seed)
-    items, single = read_items(tokens, target=target, context=context)
+    items, single = read_items(predictor, tokens, prompt=prompt, target=target, context=context)
     found = bound_items(predictor, items, plan, seed=number, batch_size=batch_size)
     return found[0] if single else found
 

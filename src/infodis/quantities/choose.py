@@ -28,11 +28,12 @@ applied to, so that every difference has the same mean whatever was seen before;
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, TypedDict, overload
 
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
+from typing_extensions import Unpack
 
 from infodis.auto import Auto
 from infodis.control import Control, Neighbours
@@ -40,7 +41,7 @@ from infodis.design import Enumerate, Keys, Layout, Levels, MaskDesign, PowerCou
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, run
-from infodis.item import Item, Positions, Tokens, read_items
+from infodis.item import Item, ManySequences, Positions, Tokens, check_items, read_items
 from infodis.predictor import Predictor
 from infodis.result import Measured
 from infodis.rng import check_seed, key, stream
@@ -152,6 +153,11 @@ class Verdict:
         """Whether the leader has won."""
         return self.stopped == "decided"
 
+    def __repr__(self) -> str:
+        sure = "" if self.margin is None else f" by {Measured(self.margin, self.standard_error or 0.0)} nats"
+        names = f"ranking={list(self.ranking)}, evaluations={self.evaluations}, alpha={self.alpha}"
+        return f"Verdict(choice {self.leader} leads{sure}, {self.stopped}, {names})"
+
     def record(self) -> dict[str, Any]:
         """Plain values for a line of JSON. Infinite ones are None."""
         choices = [
@@ -171,25 +177,53 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+Sizes = Sequence[float] | Literal["tokens", "bytes"] | None
+
+
+class ChooseOptions(TypedDict, total=False):
+    """The keywords of `choose`, for type checkers."""
+
+    context: Positions | Sequence[Positions] | None
+    sizes: Sizes
+    alpha: float
+    evaluations: int
+    design: MaskDesign
+    seed: SupportsIndex
+    batch_size: int | None
+
+
+@overload
+def choose(predictor: Predictor, prompt: str, choices: Sequence[str], **options: Unpack[ChooseOptions]) -> Verdict: ...
+@overload
 def choose(
     predictor: Predictor,
-    choices: Tokens,
+    prompt: ManySequences | Tensor = ...,
+    choices: ManySequences | Tensor | None = ...,
+    **options: Unpack[ChooseOptions],
+) -> Verdict: ...
+def choose(
+    predictor: Predictor,
+    prompt: Tokens = "",
+    choices: Tokens | None = None,
     *,
     context: Positions | Sequence[Positions] | None = None,
-    sizes: Sequence[float] | None = None,
+    sizes: Sizes = None,
     alpha: float = 0.01,
     evaluations: int = 128,
     design: MaskDesign = PowerCount(),
     seed: SupportsIndex = 0,
     batch_size: int | None = None,
 ) -> Verdict:
-    """The likeliest of some sequences of any lengths, with a bound on the probability of being wrong.
+    """The likeliest of some texts or sequences of any lengths, with a bound on the probability of being wrong.
+
+    Text: `choose(model, prompt, choices)`. Token ids: `choose(model, choices, context=...)`, with the prompt in each.
 
     Args:
-        predictor: any `Predictor`.
-        choices: two or more sequences of token ids, each with the prompt in it.
-        context: positions to condition on, such as those of the prompt: one set for all or a list of sets.
-        sizes: what to divide each `nll` by, for example its tokens or bytes; 1 by default.
+        predictor: a model (`infodis.load`) or any other `Predictor`.
+        prompt: the text before every choice; may be left out.
+        choices: two or more texts or sequences of token ids.
+        context: for token ids, positions to condition on: one set for all or a list of sets.
+        sizes: what to divide each `nll` by: `tokens`, `bytes` (of texts), or a list of numbers; 1 by default.
         alpha: how often a wrong choice may be decided on.
         evaluations: the most forward passes per choice; clear cases take some twenty.
         design: where to look.
@@ -201,17 +235,45 @@ def choose(
     >>> verdict = choose(chain, [[0, 2, 1, 0, 2, 1, 0, 2], [0, 0, 1, 1, 2, 2, 0, 1]], context=[0])
     >>> verdict.leader, verdict.decided, verdict.evaluations < 2 * 128
     (1, True, True)
+
+    >>> import infodis
+    >>> choose(infodis.load("text8-tiny"), "the capital of france is ", ["paris", "qzxvk"]).leader
+    0
     """
     race, batching = Race(alpha, evaluations, design), Batching(Request(batch_size=batch_size).batch_size)
-    items, single = read_items(choices, target=None, context=context)
+    if choices is None:
+        prompt, choices = "", prompt
+    if not isinstance(prompt, str):
+        raise InputError(
+            "choose takes a prompt and choices as text, or choices as token ids, got a prompt that is no text. Put the "
+            "prompt's ids before every choice, and name their positions: choose(model, choices, context=range(...))."
+        )
+    choices = choices if isinstance(choices, str | Tensor | Item) else list(choices)
+    items, single = read_items(predictor, choices, prompt=prompt, context=context)
     if single:
-        raise InputError("choices must be a list of sequences, got a single sequence of token ids.")
-    for item in items:
-        item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
+        raise InputError("choices must be a list of texts or sequences, got a single one. Give two or more.")
+    check_items(predictor, items)
     name = key(*sorted(item.key for item in items))
-    sizes = [1.0] * len(items) if sizes is None else list(sizes)
-    racing = race_coroutine(predictor, items, sizes, race, seed=check_seed(seed), name=name)
+    divided = _sizes(sizes, items, choices)
+    racing = race_coroutine(predictor, items, divided, race, seed=check_seed(seed), name=name)
     return run(racing, batching)
+
+
+def _sizes(sizes: Sizes, items: Sequence[Item], choices: Tokens) -> list[float]:
+    """What to divide the `nll` of every choice by."""
+    if sizes is None:
+        return [1.0] * len(items)
+    if not isinstance(sizes, str):
+        return list(sizes)
+    if sizes == "tokens":
+        return [float(item.target.numel()) for item in items]
+    texts = list(choices) if sizes == "bytes" and not isinstance(choices, Item) else []
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f"sizes must be 'tokens', 'bytes' where choices are texts, or one number for each choice, got {sizes!r}. "
+            "Take 'tokens' for token ids."
+        )
+    return [float(len(str(text).encode())) for text in texts]
 
 
 def race_coroutine(

@@ -22,7 +22,7 @@ from infodis.design import ranks
 from infodis.errors import InputError
 from infodis.estimate import CHUNK, WINDOW, Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
-from infodis.item import Item, Positions, Tokens, check_items, read_items
+from infodis.item import Item, Positions, Prompt, Tokens, check_items, read_items
 from infodis.predictor import Predictor
 from infodis.quantities.bounds import Bounds, Plan, bound_items
 from infodis.result import Measured, sum_errors
@@ -201,6 +201,7 @@ def audit(
     predictor: Predictor,
     tokens: Tokens,
     *,
+    prompt: Prompt = "",
     target: Positions | Sequence[Positions] | None = None,
     context: Positions | Sequence[Positions] | None = None,
     pairs: int = 64,
@@ -213,8 +214,8 @@ def audit(
 
     Args:
         predictor: any `Predictor`.
-        tokens: one sequence of token ids, or many of any lengths.
-        target, context: positions, as for `nll`.
+        tokens: a text or a sequence of token ids, or many of any lengths.
+        prompt, target, context: as for `nll`.
         pairs: circulations drawn for each sequence, spread evenly over distances and shares masked. Each takes at most
             three forward passes: a mask, and the mask without either position.
         orders, particles: as for `bounds`, which gives the spread and the Jensen gap.
@@ -227,7 +228,7 @@ def audit(
     True
     """
     plan, number = Plan(orders, particles), check_seed(seed)
-    items, _ = read_items(tokens, target=target, context=context)
+    items, _ = read_items(predictor, tokens, prompt=prompt, target=target, context=context)
     check_items(predictor, items)
     check_pairs(items, pairs)
     bounds = bound_items(predictor, items, plan, seed=number, batch_size=batch_size)

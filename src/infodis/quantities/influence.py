@@ -20,7 +20,7 @@ from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled, nu
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.evaluate import Batching, ItemBatch, run
-from infodis.item import Item, Positions, as_positions, as_sequence
+from infodis.item import Item, OneSequence, Positions, as_positions, as_sequence, read_item
 from infodis.predictor import Predictor
 from infodis.quantities.ratio import Comparison, Ratio, Side
 from infodis.result import Replicated, Stopped, standard_error
@@ -153,9 +153,10 @@ class Influence:
 
 def influence(
     predictor: Predictor,
-    tokens: Iterable[int] | Tensor,
+    tokens: OneSequence | Tensor,
     *,
-    context: Positions,
+    prompt: str = "",
+    context: Positions | None = None,
     target: Positions | None = None,
     evaluations: int | None = None,
     seed: SupportsIndex = 0,
@@ -169,8 +170,9 @@ def influence(
 
     Args:
         predictor: any `Predictor`.
-        tokens: one sequence of token ids.
-        context: positions whose influence is wanted.
+        tokens: one sequence of token ids, or a text.
+        prompt: for a text, the prompt whose influence is wanted.
+        context: for token ids, positions whose influence is wanted.
         target: positions to score; by default all that are not context.
         evaluations: forward passes to spend, 1024 by default.
         seed: the same seed gives the same masks for the same sequence.
@@ -186,10 +188,11 @@ def influence(
     request = Request(evaluations=evaluations, batch_size=batch_size)
     rows = DEFAULT_EVALUATIONS if request.evaluations is None else request.evaluations
     number = check_seed(seed)
-    item = Item.read(tokens, target=target, context=context)
-    item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
+    item = read_item(predictor, tokens, prompt=prompt, target=target, context=context)
     if item.context.numel() == 0:
-        raise InputError("The context is empty: there is nothing whose influence could be measured.")
+        raise InputError(
+            "The context is empty: there is nothing whose influence could be measured. Give prompt= or context=."
+        )
     looks = _enumerated(item, rows) or _drawn(item, rows, number)
     return looks.combine(item, _ask(predictor, item, looks, Batching(batch_size)), number)
 

@@ -27,7 +27,7 @@ from infodis.design import LONGEST_ENUMERATION, Enumerate, Layout, MaskDesign, T
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
-from infodis.item import Item, Positions, Tokens, read_items
+from infodis.item import Item, Positions, Prompt, Tokens, read_items
 from infodis.predictor import Predictor
 from infodis.quantities.influence import Influence as Influence
 from infodis.quantities.influence import Information as Information
@@ -215,6 +215,7 @@ def profile(
     predictor: Predictor,
     tokens: Tokens,
     *,
+    prompt: Prompt = "",
     target: Positions | Sequence[Positions] | None = None,
     context: Positions | Sequence[Positions] | None = None,
     evaluations: int | None = None,
@@ -231,8 +232,8 @@ def profile(
 
     Args:
         predictor: any `Predictor`.
-        tokens: one sequence of token ids, or many of any lengths.
-        target, context: as for `nll`. Only the target is noised; the context is always visible.
+        tokens: a text or a sequence of token ids, or many of any lengths.
+        prompt, target, context: as for `nll`. Only the target is noised; the context is always visible.
         evaluations: forward passes to spend on each text, 64 by default.
         seed: the same seed gives the same masks for the same text, whatever else is looked at; equal texts get masks
             of their own.
@@ -250,7 +251,7 @@ def profile(
     request = Request(evaluations=evaluations, batch_size=batch_size)
     rows = DEFAULT_EVALUATIONS if request.evaluations is None else request.evaluations
     number = check_seed(seed)
-    items, single = read_items(tokens, target=target, context=context)
+    items, single = read_items(predictor, tokens, prompt=prompt, target=target, context=context)
     plans = {count: _Plan.of(count, rows) for count in {item.target.numel() for item in items}}
     for place, item in enumerate(items):
         try:

@@ -5,7 +5,7 @@ conditionals of a predictor come from one joint distribution, all orders give th
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Bool, Float64, Int
@@ -14,7 +14,7 @@ from torch import Tensor
 from infodis.errors import InputError
 from infodis.estimate import CHUNK, Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run
-from infodis.item import Item, Positions, as_sequence
+from infodis.item import Item, OneSequence, Positions, as_sequence, read_item
 from infodis.predictor import Predictor, gather_surprisal
 from infodis.result import Estimate
 from infodis.rng import stream
@@ -25,8 +25,9 @@ DISTRIBUTIONS = 2**24
 
 def order_nll(
     predictor: Predictor,
-    tokens: Iterable[int] | Tensor,
+    tokens: OneSequence | Tensor,
     *,
+    prompt: str = "",
     order: str | Sequence[int] | Tensor = "left-to-right",
     target: Positions | None = None,
     context: Positions | None = None,
@@ -42,9 +43,12 @@ def order_nll(
     >>> coin = oracle.Independent(torch.tensor([0.25, 0.75]))
     >>> round(order_nll(coin, [1, 1, 0], order=[2, 0, 1]).value, 6)
     1.961659
+
+    >>> import infodis
+    >>> round(order_nll(infodis.load("text8-tiny"), "paris", prompt="the capital of france is ").value)
+    6
     """
-    item = Item.read(tokens, target=target, context=context)
-    item.check_vocabulary(vocab_size=predictor.vocab_size, mask_token=predictor.mask_token)
+    item = read_item(predictor, tokens, prompt=prompt, target=target, context=context)
     batching = Batching(Request(batch_size=batch_size).batch_size)
     batch = ItemBatch.of(predictor, [item])
     if isinstance(order, str) and order == "most-confident-first":

@@ -2,7 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -13,9 +14,9 @@ from infodis.control import Control, Neighbours
 from infodis.design import MaskDesign
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
-from infodis.item import Item
+from infodis.item import Item, TextReader, Tokens, as_sequence, list_sequences, text_reader
 from infodis.predictor import Predictor
-from infodis.result import Estimate, Rate
+from infodis.result import Estimate, Measured, Rate, exp
 from infodis.rng import check_seed, key
 
 TOGETHER = 16
@@ -74,15 +75,37 @@ class Perplexity:
     monte_carlo_error: float
     """Of `nats`, from the masks drawn: what more forward passes would remove."""
     sampling_error: float | None
-    """Of `nats` as a stand-in for more text of the same kind, from the spread of windows; None for a single window."""
+    """Of `nats` as an estimate for more text of the same kind, from the spread of windows; None for a single window."""
+    bytes: int | None = None
+    """UTF-8 bytes of the text, if it was text and all of it was scored."""
 
     @property
     def bits_per_token(self) -> float:
         return self.nats / self.tokens / math.log(2)
 
     @property
+    def bits_per_byte(self) -> float | None:
+        return None if not self.bytes else self.nats / self.bytes / math.log(2)
+
+    @property
     def perplexity(self) -> float:
-        return math.exp(self.nats / self.tokens)
+        """The exponential of the nats per token."""
+        return exp(self.nats / self.tokens)
+
+    @property
+    def perplexity_error(self) -> float:
+        """Standard error of `perplexity`, from the masks drawn."""
+        return self.perplexity * self.monte_carlo_error / self.tokens
+
+    def __float__(self) -> float:
+        return self.perplexity
+
+    def __repr__(self) -> str:
+        size = "" if self.bits_per_byte is None else f", bits_per_byte={self.bits_per_byte:.4f}"
+        return (
+            f"Perplexity({Measured(self.perplexity, self.perplexity_error)}, bits_per_token={self.bits_per_token:.4f}"
+            f"{size}, tokens={self.tokens}, windows={self.windows}, evaluations={self.evaluations})"
+        )
 
     def per_token(self, error: float) -> float:
         """An error in nats as bits per token."""
@@ -91,41 +114,120 @@ class Perplexity:
 
 def perplexity(
     predictor: Predictor,
-    tokens: Int[Tensor, " tokens"],
+    documents: Tokens,
     *,
-    windows: Windows,
+    windows: Windows | None = None,
     limit: int | None = None,
     evaluations: int = 32,
     design: MaskDesign = Auto(),
     control: Control | None = Neighbours(),
     seed: int = 0,
     batch_size: int | None = None,
-    around: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    around: tuple[Sequence[int], Sequence[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """Score a long text window by window. `limit` scores only so many, evenly spread over the text.
+    """Score long texts window by window: perplexity, bits per token and per byte, with two errors.
 
-    `around` holds special tokens to put before and behind every window, as context; see `Model.around`.
+    Args:
+        predictor: a model (`infodis.load`) or any other `Predictor`.
+        documents: a text, or the token ids of one; or a list of them. Windows do not reach from one into the next.
+        windows: how documents are cut; by default into rows of the length that the model was trained with.
+        limit: score only so many windows, evenly spread over the documents.
+        evaluations: forward passes to spend on each window.
+        design, control, seed, batch_size: as for `nll`.
+        around: special tokens to put before and behind every window, as context; by default those of the model's
+            tokenizer for text, and none for token ids.
+        progress: called with the windows done and their number, from time to time.
+
+    >>> import infodis
+    >>> found = infodis.perplexity(infodis.load("text8-tiny"), ["the capital of france", "is paris"], evaluations=8)
+    >>> 1 < found.perplexity < 27, found.bytes
+    (True, 29)
     """
-    if len(tokens) == 0:
-        raise InputError("There is nothing to score: the text is empty.")
+    rows = _tokenised(predictor, documents)
     if limit is not None and limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}.")
-    spans = windows.spans(len(tokens))
-    count = len(spans) if limit is None else min(limit, len(spans))
-    chosen = torch.linspace(0, len(spans) - 1, count, dtype=torch.float64).long().tolist()
+    sides = _around(predictor, rows) if around is None else around
+    cut = _default_windows(predictor, sides) if windows is None else windows
+    places = list(_places(rows, cut))
+    count = len(places) if limit is None else min(limit, len(places))
+    chosen = torch.linspace(0, len(places) - 1, count, dtype=torch.float64).long().tolist()
     request = Request(design, control, evaluations, batch_size=batch_size)
     found: list[Estimate] = []
     for first in range(0, count, TOGETHER):
-        numbers = chosen[first : first + TOGETHER]
-        places = [spans[number] for number in numbers]
-        items = [window_item(tokens[span.start : span.stop], context, around) for span, context in places]
-        # windows are named by number: equal ones must not share their masks, or their errors would add up
-        names = [key("window", number) for number in numbers]
+        some = [places[number] for number in chosen[first : first + TOGETHER]]
+        items = [window_item(place.tokens, place.context, sides) for place in some]
+        names = [place.name for place in some]
         found += estimate_items(predictor, items, request, seed=check_seed(seed), names=names)
         if progress is not None:
             progress(len(found), count)
-    return _add(found)
+    sizes = [row.bytes for row in rows]
+    whole = count == len(places) and None not in sizes
+    return dataclasses.replace(_add(found), bytes=sum(size or 0 for size in sizes) if whole else None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Row:
+    """A document as tokens, and its size in bytes if it was text."""
+
+    tokens: Int[Tensor, " tokens"]
+    bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Place:
+    """A window: its tokens, how many of the first are context, and its name in the random streams."""
+
+    tokens: Int[Tensor, " tokens"]
+    context: int
+    name: int
+
+
+def _tokenised(predictor: Predictor, documents: Tokens) -> list[_Row]:
+    """One row for every document."""
+    given, single = list_sequences(documents)
+    rows = []
+    for number, one in enumerate(given):
+        try:
+            rows.append(_row(predictor, one))
+        except InputError as error:
+            raise error if single else InputError(f"Document {number}: {error}") from None
+    return rows
+
+
+def _row(predictor: Predictor, document: Any) -> _Row:
+    if isinstance(document, str):
+        row = _Row(text_reader(predictor).encode(document).long(), len(document.encode()))
+        if not len(row.tokens):
+            raise InputError("There is nothing to score: the text is empty. Leave it out.")
+        return row
+    return _Row(as_sequence(document), None)
+
+
+def _around(predictor: Predictor, rows: Sequence[_Row]) -> tuple[Sequence[int], Sequence[int]]:
+    text = all(row.bytes is not None for row in rows)
+    return predictor.around() if text and isinstance(predictor, TextReader) else ((), ())
+
+
+def _default_windows(predictor: Predictor, around: tuple[Sequence[int], Sequence[int]]) -> Windows:
+    """As long as the rows that a model was trained with, special tokens included."""
+    length = predictor.length if isinstance(predictor, TextReader) else None
+    if length is None:
+        raise InputError(
+            f"A {type(predictor).__name__} does not say how long its rows are. Give windows=Windows(length=512), "
+            "from infodis.quantities.perplexity."
+        )
+    return Windows(length - sum(len(part) for part in around))
+
+
+def _places(rows: Sequence[_Row], windows: Windows) -> Iterator[_Place]:
+    """All windows, named by number: equal ones must not share their masks, or their errors would add up."""
+    for document, row in enumerate(rows):
+        spans = windows.spans(len(row.tokens))
+        for number in range(len(spans)):
+            span, context = spans[number]
+            name = key("window", number) if len(rows) == 1 else key("window", document, number)
+            yield _Place(row.tokens[span.start : span.stop], context, name)
 
 
 def window_item(

@@ -10,17 +10,19 @@ makes many of them side by side, so that their rows share batches.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Literal, SupportsIndex
+from collections.abc import Sequence
+from typing import Any, Literal, SupportsIndex, TypedDict, overload
 
+import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import MaskDesign
 from infodis.errors import InputError
 from infodis.estimate import Combination, Combined, Request, Term, estimate_combinations
-from infodis.item import Item, Positions, Tokens, read_items
+from infodis.item import Item, ManySequences, OneSequence, Positions, TextReader, Tokens, read_items
 from infodis.predictor import Predictor
 from infodis.result import Estimate, Replicated
 from infodis.rng import check_seed, key
@@ -60,11 +62,41 @@ Outcome = Ratio | InputError
 """A ratio, or why there is none."""
 
 
+class RatioOptions(TypedDict, total=False):
+    """The keywords of `log_ratio`, for type checkers."""
+
+    reference: Predictor | None
+    prompt: str
+    target: Positions | None
+    context: Positions | None
+    evaluations: int | None
+    standard_error: float | None
+    design: MaskDesign
+    control: Control | None
+    coupled: bool
+    seed: SupportsIndex
+    batch_size: int | None
+
+
+Base = OneSequence | Tensor | None
+
+
+@overload
+def log_ratio(predictor: Predictor, y: Tensor, x: Base = None, **options: Unpack[RatioOptions]) -> Any: ...
+@overload
+def log_ratio(  # type: ignore[overload-overlap]  # a text is an iterable of texts, too
+    predictor: Predictor, y: OneSequence, x: Base = None, **options: Unpack[RatioOptions]
+) -> Ratio: ...
+@overload
+def log_ratio(
+    predictor: Predictor, y: ManySequences, x: Base = None, **options: Unpack[RatioOptions]
+) -> list[Ratio]: ...
 def log_ratio(
     predictor: Predictor,
     y: Tokens,
-    x: Iterable[int] | Tensor | None = None,
+    x: Base = None,
     *,
+    prompt: str = "",
     reference: Predictor | None = None,
     target: Positions | None = None,
     context: Positions | None = None,
@@ -79,8 +111,11 @@ def log_ratio(
     """Log p(y) - log p(x), or log p(y) under `predictor` minus log p(y) under `reference`, with its standard error.
 
     Args:
-        y: one sequence, or a list of candidates (then a list of ratios comes back), of any lengths.
-        x: the sequence to compare with; leave it out if you give a `reference`.
+        predictor: a model (`infodis.load`) or any other `Predictor`.
+        y: a text or a sequence of token ids, or a list of candidates (then a list of ratios comes back), of any
+            lengths.
+        x: the text or sequence to compare with; leave it out if you give a `reference`.
+        prompt: a text that all texts come after.
         reference: another predictor, to compare with on the same tokens.
         target, context: positions, the same for every sequence; by default everything is target.
         evaluations, standard_error, design, control, seed, batch_size: as for `nll`, for each side.
@@ -91,17 +126,23 @@ def log_ratio(
     >>> ratio = log_ratio(chain, [0, 1, 2, 0, 1], [2, 2, 0])
     >>> abs(ratio.value - (chain.log_prob([0, 1, 2, 0, 1]) - chain.log_prob([2, 2, 0]))) < 1e-9
     True
+
+    >>> import infodis
+    >>> model = infodis.load("text8-tiny")
+    >>> log_ratio(model, "there", "their", prompt="she went ").value > 0
+    True
     """
     if (x is None) == (reference is None):
         raise InputError(
             "Compare y with another sequence x, or with a reference predictor on the same tokens: give one."
         )
     request = Request(design, control, evaluations, standard_error, batch_size=batch_size)
-    numerators, single = read_items(y, target=target, context=context)
+    numerators, single = read_items(predictor, y, prompt=prompt, target=target, context=context)
     if x is None:
         denominators = numerators
+        _check_same_rows(reference, y, numerators, prompt)
     else:
-        base, _ = read_items(x, target=target, context=context)
+        base, _ = read_items(predictor, x, prompt=prompt, target=target, context=context)
         if len(base) != 1:
             raise InputError(f"x must be one sequence, got {len(base)}. For many candidates give a list as y.")
         denominators = base * len(numerators)
@@ -113,6 +154,20 @@ def log_ratio(
     ]
     found = [_defined(outcome) for outcome in compare(comparisons)]
     return found[0] if single else found
+
+
+def _check_same_rows(reference: Predictor | None, y: Tokens, rows: Sequence[Item], prompt: str) -> None:
+    """Text must be the same tokens to both models."""
+    texts = [y] if isinstance(y, str) else [] if isinstance(y, Tensor | Item) else list(y)
+    if not isinstance(reference, TextReader) or not all(isinstance(text, str) for text in texts):
+        return
+    for text, row in zip(texts, rows, strict=False):
+        other = reference.read(str(text), prompt=prompt)
+        if not (torch.equal(row.tokens, other.tokens) and torch.equal(row.target, other.target)):
+            raise InputError(
+                f"The model and its reference must read a text as the same tokens, got {row.length} and "
+                f"{other.length} tokens for {text!r}. Take a reference with the model's tokenizer."
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
