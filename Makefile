@@ -71,5 +71,11 @@ docs: $(STAMP)  ## HTML documentation in docs/_build
 	$(BIN)/python $(INSTALL) --editable '.[docs]'
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
 
+dist: $(DEMO)  ## sdist and wheel in dist, and the wheel tried in an empty environment
+	$(BIN)/python $(INSTALL) --editable '.[dist]'
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist >/dev/null
+	CONSTRAINTS=$(CONSTRAINTS) $(BIN)/python tests/distribution.py dist
+
 clean:
-	rm -rf .venv .venv-4 out docs/_build
+	rm -rf .venv .venv-4 out dist docs/_build
