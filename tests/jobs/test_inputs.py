@@ -1152,9 +1152,7 @@ def test_the_last_message_is_scored_after_the_others(instruct, model, tmp_path):
     (same,) = read(put(tmp_path, "a.csv", f'messages\n"{cell}"\n'), tmp_path)
     assert same.scored(instruct).item.tokens.tolist() == found.item.tokens.tolist()
     assert entry(text="there", messages=talk).scored(instruct).item.tokens.tolist() == [5]
-    with pytest.raises(
-        InputError, match=r"text8-tiny has none that works\. Take an instruct model, or give"
-    ):
+    with pytest.raises(InputError, match=r"text8-tiny has none that works\. Take an instruct model, or give"):
         row.scored(model)
 
 

@@ -128,7 +128,7 @@ def test_another_tokenizer_on_resume_is_named(rows, tmp_path):
     ("arguments", "message"),
     [
         (["score", "ROWS", "--out", "nowhere/out.jsonl"], "There is no directory"),
-        (["score", "ROWS", "--out", "out.xlsx"], "ends in .jsonl or .parquet"),
+        (["score", "ROWS", "--out", "out.xlsx"], r"ends in .jsonl, .csv or .parquet"),
         (["score", "ROWS", "--model", "no-such-model"], "There is no model"),
         (["score", "absent.jsonl"], "absent.jsonl"),
         (["score", "ROWS", "--design", "best"], "A design is one of"),

@@ -100,7 +100,7 @@ OTHER = {
     "PerplexityJob": {"seed": 1},
     "AttributionJob": {"seed": 1},
     "AuditJob": {"seed": 1},
-    "InputSpec": {"shard_rows": 17, "limit": 3, "format": "text", "fields": {"text": "b"}},
+    "InputSpec": {"shard_rows": 17, "limit": 3, "format": "text", "fields": {"text": "b"}, "keep": ("b",)},
     "Windows": {"length": 7, "stride": 3},
     "DocumentsSpec": {"windows": 3},
 }
@@ -187,6 +187,7 @@ CHANGES = {
     "design": ["--design", "tiled"],
     "seed": ["--seed", "1"],
     "fields": ["--field", "text=other"],
+    "keep": ["--keep", "other"],
     "format": ["--format", "jsonl"],
     "chat_template": ["--chat-template"],
     "max_length": ["--max-length", "7"],
@@ -255,8 +256,8 @@ def test_a_change_of_any_option_is_refused(models, finished, monkeypatch, comman
             continue
         assert option in CHANGES, f"{command} has a new option {option}: say in this test how a resume refuses another"
         told = str(outcome([*line_of(command, finished), *CHANGES[option]]).exception)
-        if command == "perplexity" and option in ("chat_template", "truncate"):
-            assert "leave --chat-template and --truncate out" in told
+        if command == "perplexity" and option in ("chat_template", "truncate", "keep"):
+            assert "leave --chat-template, --truncate and --keep out" in told
             continue
         name = "length" if (command, option) == ("perplexity", "max_length") else CALLED.get(option, option)
         assert "was begun with other settings" in told, (command, option, told)

@@ -57,6 +57,8 @@ def attribute(
 
     if (input is None) == (text is None):
         raise InputError("Give a file of rows, or a single text with --text: one of them.")
+    if text is not None and reading.kept:
+        raise InputError("--keep carries fields of a file along; --text has none. Leave it out.")
     job = AttributionJob(model, Request(evaluations=evaluations), reading.reading(), seed)
     rows = running.shard_rows or 16
     running = dataclasses.replace(running, shard_rows=rows)

@@ -125,10 +125,19 @@ class ReadingOptions:
     """How rows are read."""
 
     fields: list[str] | None = option(None, "Where a field has another name: text=sentence. Repeatable.", "--field")
+    keep: list[str] | None = option(
+        None, "Other fields to carry into the records: names, or all. Repeatable. One of our names becomes input_NAME."
+    )
     format: str | None = option(None, "jsonl, csv, tsv, parquet or text, where the name does not say it.")
     chat_template: bool = option(False, "Put prompts into the model's chat template.")
     max_length: int | None = option(None, "Longest row in tokens. Default: what the model was trained with.", min=1)
     truncate: str | None = option(None, "left or right: cut longer rows there instead of rejecting them.")
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The names of fields to keep, however they were given: --keep a,b or --keep a --keep b."""
+        names = (name.strip() for given in self.keep or [] for name in given.split(","))
+        return tuple(dict.fromkeys(name for name in names if name))
 
     def reading(self) -> "Reading":
         from infodis.jobs.inputs import Reading
@@ -140,7 +149,7 @@ class ReadingOptions:
 class RunOptions:
     """Where results go, and who does the work."""
 
-    out: Path | None = option(None, ".jsonl or .parquet. Without it records go to standard output.", "--out", "-o")
+    out: Path | None = option(None, ".jsonl, .csv or .parquet. Default: records on standard output.", "--out", "-o")
     limit: int | None = option(None, "At most so many rows.", min=1, max=MOST)
     resume: bool = option(True, "Go on where an earlier run ended, or begin anew and replace it.")
     strict: bool = option(False, "Stop at the first row that cannot be scored.")

@@ -4,7 +4,7 @@ import contextlib
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,12 +12,15 @@ from infodis import __version__
 from infodis.cli.screen import check_places, console
 from infodis.errors import InputError
 
+if TYPE_CHECKING:
+    from infodis.jobs.outputs import Columns
+
 MOST = 20_000
 """Rows that a page takes without becoming slow."""
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="Records of infodis score or attribute: .jsonl or .parquet.")],
+    results: Annotated[Path, typer.Argument(help="Records of infodis score or attribute: .jsonl, .csv or .parquet.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page, .html.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Of the page. Default: the name of the file.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
@@ -66,7 +69,7 @@ def read_records(path: Path, limit: int | None) -> list[dict[str, Any]]:
     """What `infodis score` and its like wrote."""
     if not path.is_file():
         raise InputError(f"There is no file {path}. Give the records that infodis score wrote.")
-    records = _parquet(path) if path.suffix == ".parquet" else _lines(path)
+    records = {".parquet": _parquet, ".csv": _table}.get(path.suffix, _lines)(path)
     if not records or any(not isinstance(record, dict) or "value" not in record for record in records):
         raise InputError(f"{path} does not hold records of infodis score: lines of JSON with a value each.")
     _check_records(path, records)
@@ -86,15 +89,30 @@ def _lines(path: Path) -> list[Any]:
 
 
 def _check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    from infodis.jobs.attributions import ATTRIBUTION_COLUMNS
-    from infodis.jobs.job import ESTIMATE_COLUMNS, TOKEN_COLUMNS
     from infodis.jobs.outputs import wrong_field
 
-    columns = {**ATTRIBUTION_COLUMNS, **ESTIMATE_COLUMNS, **TOKEN_COLUMNS, "text": "text"}
+    columns = _columns()
     for number, record in enumerate(records, start=1):
         wrong = wrong_field(record, columns)
         if wrong is not None:
             raise InputError(f"{path} does not hold records of infodis score: record {number}, {wrong}.")
+
+
+def _columns() -> "Columns":
+    """Of all records that a page can be made of."""
+    from infodis.jobs.attributions import ATTRIBUTION_COLUMNS
+    from infodis.jobs.job import ESTIMATE_COLUMNS, TOKEN_COLUMNS
+
+    return {**ATTRIBUTION_COLUMNS, **ESTIMATE_COLUMNS, **TOKEN_COLUMNS, "text": "text"}
+
+
+def _table(path: Path) -> list[Any]:
+    from infodis.jobs.outputs import read_csv
+
+    try:
+        return read_csv(path, _columns())
+    except ValueError as error:
+        raise InputError(f"{path} does not hold records as infodis writes them to CSV: {error}.") from None
 
 
 def _parquet(path: Path) -> list[Any]:

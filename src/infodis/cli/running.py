@@ -44,7 +44,7 @@ def input_rows(name: str, evaluations: int | None, reading: ReadingOptions, runn
     from infodis.jobs.inputs import InputSpec, field_names
 
     size = running.shard_rows or max(16, min(4096, 2**15 // (evaluations or 128)))
-    return InputSpec(name, size, running.limit, reading.format, field_names(reading.fields or []))
+    return InputSpec(name, size, running.limit, reading.format, field_names(reading.fields or []), reading.kept)
 
 
 @dataclasses.dataclass(frozen=True)

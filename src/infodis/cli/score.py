@@ -40,14 +40,16 @@ def score(
 ) -> None:
     """The likelihood of every row, in nats, with its standard error.
 
-    Rows hold text, or prompt and response, or messages, or tokens (with target and context positions if not all are scored). What
-    cannot be scored goes to OUT.rejected.jsonl, and the exit code is 3. Kill it at any moment: rerun
+    Rows hold text, or prompt and response, or messages, or tokens (with target and context positions if not all are
+    scored). What cannot be scored goes to OUT.rejected.jsonl, and the exit code is 3. Kill it at any moment: rerun
     the same command to resume, and the finished file is the same, byte for byte.
 
     Examples:
     [bold]infodis score texts.jsonl --model text8-tiny --out scores.jsonl[/bold]
 
     [bold]infodis score rows.parquet -m GSAI-ML/LLaDA-8B-Base --device cuda --standard-error 0.5 -o out.parquet[/bold]
+
+    [bold]infodis score texts.csv --field text=sentence --keep label,year --out scores.csv[/bold]
 
     [bold]infodis score texts.jsonl --out scores.jsonl --report scores.html[/bold]
 
@@ -219,8 +221,10 @@ def _check_documents(input: str, reading: ReadingOptions, running: RunOptions) -
     """Options that say nothing about documents are refused, not ignored."""
     from infodis.jobs.inputs import is_table
 
-    if reading.chat_template or reading.truncate:
-        raise InputError("Documents are read in windows, without a prompt: leave --chat-template and --truncate out.")
+    if reading.chat_template or reading.truncate or reading.kept:
+        raise InputError(
+            "Documents are read in windows, without a prompt: leave --chat-template, --truncate and --keep out."
+        )
     if running.limit is not None and not is_table(input, reading.format):
         raise InputError(f"--limit counts documents, and {input} is one long text: give --windows instead.")
 

@@ -6,7 +6,7 @@ A document is a row of JSONL, CSV or Parquet, or the whole of a text file.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class Window:
     """Its share of the document's bytes, by tokens."""
     line: int
     """Of the document."""
+
+    def kept(self, taken: Container[str]) -> dict[str, Any]:
+        """Windows carry nothing of their document along."""
+        return {}
 
     def rejected(self, field: str | None, reason: str) -> Rejected:
         return Rejected(self.line, self.id, field, f"Window {self.number}: {reason}")
@@ -123,6 +127,10 @@ class DocumentsSpec:
     windows: int | None
     """So many of them only, evenly spread."""
     model: Model = dataclasses.field(metadata=uncompared("the job compares it: here it lends its tokenizer"))
+
+    @property
+    def keep(self) -> tuple[str, ...]:
+        return ()
 
     def settings(self) -> dict[str, Any]:
         """Everything that the windows depend on, by name."""

@@ -95,12 +95,12 @@ class Job(abc.ABC, Generic[Row, Ready, Found]):
                 good.append((row, self.read(row)))
             except Refused as error:
                 rejected.append(row.rejected(error.field, str(error)))
-        records = []
+        records, taken = [], self.columns
         for (row, ready), found in zip(good, self._measured([ready for _, ready in good]), strict=True):
             if isinstance(found, str):
                 rejected.append(row.rejected(None, found))
             else:
-                records.append(self.record(row, ready, found))
+                records.append(self.record(row, ready, found) | row.kept(taken))
         return records, [one.record() for one in sorted(rejected, key=lambda one: one.line)]
 
     def _measured(self, ready: Sequence[Ready]) -> "list[Found | str]":

@@ -1,14 +1,15 @@
-"""Finished records as a file: JSON lines, or a Parquet table."""
+"""Finished records as a file: JSON lines, or a table in CSV or Parquet."""
 
+import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from infodis.errors import InputError
 
-Kind = Literal["text", "whole", "number", "flag", "texts", "wholes", "numbers", "table"]
+Kind = Literal["text", "whole", "number", "flag", "texts", "wholes", "numbers", "table", "json"]
 Columns = dict[str, Kind]
 """The fields that a record may have."""
 
@@ -34,10 +35,12 @@ def writer_for(out: Path) -> Callable[[Path, Columns], RecordWriter]:
     """What writes files of this suffix."""
     if out.suffix in (".jsonl", ".ndjson"):
         return lambda path, columns: path.open("wb")
+    if out.suffix == ".csv":
+        return CsvWriter
     if out.suffix == ".parquet":
         load_arrow()
         return ParquetWriter
-    raise InputError(f"An output ends in .jsonl or .parquet, got {out.name!r}.")
+    raise InputError(f"An output ends in .jsonl, .csv or .parquet, got {out.name!r}.")
 
 
 def load_arrow() -> Any:
@@ -68,6 +71,7 @@ _KINDS: dict[Kind, str] = {
     "wholes": "a list of whole numbers",
     "numbers": "a list of finite numbers",
     "table": "a list of lists of finite numbers",
+    "json": "anything",
 }
 _MEMBERS: dict[Kind, Kind] = {"texts": "text", "wholes": "whole", "numbers": "number", "table": "numbers"}
 
@@ -76,8 +80,71 @@ def _holds(value: Any, kind: Kind) -> bool:
     if kind in _MEMBERS:
         return isinstance(value, list) and all(one is None or _holds(one, _MEMBERS[kind]) for one in value)
     if kind == "number":
-        return type(value) in (int, float) and abs(value) <= MOST
-    return type(value) is {"text": str, "whole": int, "flag": bool}[kind]
+        return type(value) in (int, float) and abs(value) <= (MOST if type(value) is float else 2**53)
+    if kind == "whole":
+        return type(value) is int and -(2**63) <= value < 2**63
+    return kind == "json" or type(value) is {"text": str, "flag": bool}[kind]
+
+
+INFERRED: tuple[Kind, ...] = ("text", "flag", "whole", "number", "texts", "wholes", "numbers", "table")
+
+
+def other_columns(lines: Iterable[bytes], known: Columns) -> Columns:
+    """Columns of fields that are not known beforehand: each of the first kind that holds all of its values.
+
+    >>> other_columns([b'{"id": 1, "year": 1990}', b'{"id": 2, "year": 0.5, "tags": ["a"]}'], {"id": "text"})
+    {'year': 'number', 'tags': 'texts'}
+    """
+    kinds: dict[str, list[Kind]] = {}
+    for line in lines:
+        for name, value in json.loads(line).items():
+            if name not in known:
+                left = kinds.setdefault(name, list(INFERRED))
+                kinds[name] = left if value is None else [kind for kind in left if _holds(value, kind)]
+    return {name: left[0] if left else "json" for name, left in kinds.items()}
+
+
+class CsvWriter:
+    """A column a field, empty where a record lacks it. Lists are JSON in their cell."""
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self._file = path.open("w", encoding="utf-8", newline="")
+        self._columns = tuple(columns)
+        self._rows = csv.writer(self._file, lineterminator="\n")
+        self._rows.writerow(self._columns)
+
+    def write(self, line: bytes, /) -> None:
+        record = json.loads(line)
+        self._rows.writerow([_cell(record.get(name)) for name in self._columns])
+
+    def __enter__(self) -> "CsvWriter":
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._file.close()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def read_csv(path: Path, columns: Columns) -> list[dict[str, Any]]:
+    """Records as `CsvWriter` wrote them; columns that are not known are texts. `ValueError` for what it did not."""
+    csv.field_size_limit(max(csv.field_size_limit(), 2**26))
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, strict=True)
+        try:
+            return [{name: _value(cell, columns.get(name, "text")) for name, cell in row.items()} for row in rows]
+        except csv.Error as error:
+            raise ValueError(str(error)) from None
+
+
+def _value(cell: Any, kind: Kind) -> Any:
+    if not isinstance(cell, str):
+        raise ValueError("a row has more or fewer cells than the header")
+    return None if not cell else cell if kind == "text" else json.loads(cell)
 
 
 class ParquetWriter:
@@ -88,10 +155,12 @@ class ParquetWriter:
         self._schema = self._arrow.schema([(name, _arrow_kind(self._arrow, kind)) for name, kind in columns.items()])
         self._writer = self._arrow.parquet.ParquetWriter(path, self._schema)
         self._waiting: list[dict[str, Any]] = []
+        self._json = [name for name, kind in columns.items() if kind == "json"]
 
     def write(self, line: bytes, /) -> None:
         record = json.loads(line)
-        self._waiting.append({**record, "id": str(record["id"])})
+        told = {name: json.dumps(record[name], ensure_ascii=False) for name in self._json if name in record}
+        self._waiting.append({**record, **told, "id": str(record["id"])})
         if len(self._waiting) == GROUP:
             self._flush()
 
@@ -118,5 +187,6 @@ def _arrow_kind(arrow: Any, kind: Kind) -> Any:
         "wholes": arrow.list_(arrow.int64()),
         "numbers": arrow.list_(arrow.float64()),
         "table": arrow.list_(arrow.list_(arrow.float64())),
+        "json": arrow.string(),
     }
     return kinds[kind]

@@ -13,7 +13,7 @@ from infodis.errors import InfodisError, InputError
 from infodis.files import atomic_file, atomic_text, digest_of
 from infodis.jobs import store as stores
 from infodis.jobs.job import Job
-from infodis.jobs.outputs import writer_for
+from infodis.jobs.outputs import Columns, other_columns, writer_for
 from infodis.jobs.store import Done, Parts, Store
 from infodis.journal import sealed
 
@@ -46,6 +46,11 @@ class Shards(Protocol):
 @runtime_checkable
 class Input(Protocol):
     """What is read, and how, as a value."""
+
+    @property
+    def keep(self) -> tuple[str, ...]:
+        """Fields of its rows that records carry along."""
+        ...
 
     def settings(self) -> dict[str, Any]:
         """Everything that the rows depend on beside the content of the input, by name."""
@@ -208,7 +213,7 @@ def _join(plan: RunPlan, store: Store, settings: dict[str, Any]) -> FinishedRun:
     rejected, summary = stores.rejected_path(plan.out), plan.job.summary()
     there = bool(store.totals.get("rejected"))
     with atomic_file(plan.out, within=store.directory) as records, atomic_file(rejected, within=store.directory) as bad:
-        with writer_for(plan.out)(records, plan.job.columns) as output, bad.open("wb") as refused:
+        with writer_for(plan.out)(records, _columns(plan, store)) as output, bad.open("wb") as refused:
             for shard in range(store.shards):
                 lines, others = store.lines(shard)
                 for line in lines:
@@ -231,6 +236,15 @@ def _join(plan: RunPlan, store: Store, settings: dict[str, Any]) -> FinishedRun:
     told = json.dumps(sealed(manifest), indent=2, ensure_ascii=False) + "\n"
     atomic_text(stores.manifest_path(plan.out), told, within=store.directory)
     return FinishedRun(plan.out, rejected if there else None, dict(store.totals), result, store.redone, fresh=True)
+
+
+def _columns(plan: RunPlan, store: Store) -> Columns:
+    """Of the records. What is carried along from the input is known when all of it is there."""
+    known = plan.job.columns
+    if not plan.input.keep:
+        return known
+    lines = (line for shard in range(store.shards) for line in store.lines(shard)[0])
+    return {**known, **other_columns(lines, known)}
 
 
 def _already_finished(plan: RunPlan, directory: Path) -> FinishedRun | None:

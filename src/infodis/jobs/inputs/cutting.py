@@ -26,7 +26,7 @@ import numpy as np
 from infodis.errors import InputError
 from infodis.files import atomic_directory
 from infodis.jobs.inputs.duplicates import Ids
-from infodis.jobs.inputs.entry import Entry
+from infodis.jobs.inputs.entry import KEEP_ALL, Entry
 from infodis.jobs.inputs.lines import (
     LONGEST,
     MARK,
@@ -36,6 +36,7 @@ from infodis.jobs.inputs.lines import (
     LineFormat,
     Record,
     TextLines,
+    check_kept,
     separator_of,
 )
 from infodis.jobs.inputs.parquet import ParquetRows
@@ -76,6 +77,8 @@ class InputSpec:
     """jsonl, csv, tsv, parquet or text, where the suffix does not say it."""
     fields: dict[str, str] = dataclasses.field(default_factory=dict)
     """What fields are called in the file, where that is something else, like {"text": "sentence"}."""
+    keep: tuple[str, ...] = ()
+    """Other fields that records carry along; `all` for every one."""
 
     def __post_init__(self) -> None:
         for name, number in (("shard_rows", self.shard_rows), ("limit", self.limit)):
@@ -102,6 +105,7 @@ class InputSpec:
             "rows": self.shard_rows,
             "limit": self.limit,
             "fields": self.fields,
+            "keep": list(self.keep),
         }
         known = _known(place, directory, about)
         if known is not None and place.regular:
@@ -110,7 +114,7 @@ class InputSpec:
             if known is not None and (file.isatty() or not file.peek(1)):
                 return _shards(place, directory, known)
             with atomic_directory(directory, replace=True) as unfinished:
-                cutting = _Cutting(place, unfinished, self.shard_rows, self.limit, self.fields)
+                cutting = _Cutting(place, unfinished, self)
                 found = cutting.parquet(file) if place.kind == "parquet" else cutting.lines(file)
                 if place.state() != about["state"]:
                     raise InputError(f"{place.name} was changed while it was read. Start when it is complete.")
@@ -161,7 +165,10 @@ def _shards(place: InputFile, directory: Path, known: dict[str, Any]) -> RowShar
         layout = _layout(place.kind, names, known["separator"], columns)
     path, (size, time) = place.plain(directory / COPY), known["read"]
     counts = known["shards"], known["found"]
-    return RowShards(place.name, path, directory, layout, *counts, known["digest"], (size, time), _noted(directory))
+    keep = tuple(known["keep"])
+    return RowShards(
+        place.name, path, directory, layout, *counts, known["digest"], (size, time), _noted(directory), keep
+    )
 
 
 def _layout(kind: str, names: dict[str, str], separator: str | None, columns: tuple[str, ...] = ()) -> LineFormat:
@@ -247,30 +254,33 @@ class _Cutting:
 
     place: InputFile
     directory: Path
-    rows: int
-    limit: int | None
-    names: dict[str, str]
+    spec: InputSpec
 
     def lines(self, file: io.BufferedReader) -> dict[str, Any]:
         """Cut a file of lines; returns what there is to know about it."""
         kind, ids = self.place.kind, Ids(self.directory / SCRATCH)
         with (self.directory / INDEX).open("wb") as index, self._copy() as copy:
             tape = _Tape(file, kind, copy)
-            separator = separator_of(tape.first_line(), kind, self.names) if kind in SEPARATORS else None
-            layout = _layout(kind, self.names, separator)
+            separator = separator_of(tape.first_line(), kind, self.spec.fields) if kind in SEPARATORS else None
+            layout = _layout(kind, self.spec.fields, separator)
             records = layout.records(tape, mark=True)
             if isinstance(layout, CsvTable) and (header := next(records, None)) is not None:
                 layout = layout.with_header(header, self.place.name)
-            shards = _Shards(index, self.rows)
-            for record in itertools.islice(records, self.limit):
+            shards = _Shards(index, self.spec.shard_rows)
+            missing = {*self.spec.keep} - {KEEP_ALL}
+            for record in itertools.islice(records, self.spec.limit):
                 if record.offset == 0 and record.data.startswith(GZIP):
                     raise InputError(f"{self.place.name} is packed with gzip: unpack it, or let its name end in .gz.")
                 shards.add(record)
+                if missing:
+                    missing = {name for name in missing if not layout.may_have(name, record)}
                 id = layout.id_of(record)
                 if id is not None:
                     ids.add(id, record.line)
             shards.close()
             digest = tape.digest()
+        if shards.rows:
+            check_kept(missing, self.place.name)
         header = layout.header if isinstance(layout, CsvTable) else ()
         return {**self._found(shards, ids, digest, columns=header), "separator": separator}
 
@@ -283,13 +293,13 @@ class _Cutting:
                 if copy is not None:
                     copy.write(piece)
         path = self.place.plain(self.directory / COPY)
-        layout = ParquetRows.open(path, self.names, self.place.name)
+        layout = ParquetRows.open(path, self.spec.fields, self.spec.keep, self.place.name)
         ids = Ids(self.directory / SCRATCH)
         with (self.directory / INDEX).open("wb") as index:
-            shards = _Shards(index, self.rows)
+            shards = _Shards(index, self.spec.shard_rows)
             for group, (rows, size) in enumerate(layout.groups(path, self.place.name)):
-                step = min(self.rows, max(1, SHARD_BYTES * rows // max(1, size)))
-                wanted = rows if self.limit is None else min(rows, self.limit - shards.rows)
+                step = min(self.spec.shard_rows, max(1, SHARD_BYTES * rows // max(1, size)))
+                wanted = rows if self.spec.limit is None else min(rows, self.spec.limit - shards.rows)
                 for start in range(0, wanted, step):
                     shards.write(Shard(group, start, shards.rows + 1, min(step, wanted - start), 0))
         for line, id in enumerate(itertools.islice(layout.ids(path, self.place.name), shards.rows), start=1):

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import math
 import string
 import sys
+from collections.abc import Container
 from typing import Any
 
 from infodis.errors import InputError
@@ -12,6 +14,9 @@ from infodis.jobs.inputs.reading import NOTHING, FieldValue, Reading, Scored, ch
 from infodis.jobs.inputs.rejected import Refused, Rejected, excerpt_of, kind_of
 from infodis.models.model import Model
 from infodis.terminal import printable
+
+KEEP_ALL, PREFIX = "all", "input_"
+"""The name that stands for every field to keep, and what is put before one that is taken."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +39,18 @@ class Entry:
     fields: dict[str, Any]
     names: dict[str, str] = dataclasses.field(default_factory=dict)
     """What fields are called in this file, where that is something else."""
+    keep: tuple[str, ...] = ()
+    """Fields that its record carries along; `all` for every one."""
+
+    def kept(self, taken: Container[str]) -> dict[str, Any]:
+        """The fields to carry along. Where a record has a field of that name, it becomes `input_` and the name."""
+        names = self.fields if KEEP_ALL in self.keep else self.keep
+        id = self._called("id")
+        return {
+            _free_name(name, taken): json_value(self.fields[name])
+            for name in names
+            if name in self.fields and name != id
+        }
 
     def record(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -151,6 +168,27 @@ class Entry:
         if name in self.names:
             hint = f"Here {name} is called {self.names[name]}."
         return Refused(self._called(name), f"A row needs {needs}; this one has {found}. {hint}")
+
+
+def _free_name(name: str, taken: Container[str]) -> str:
+    """The name, with a prefix if it, or what stands behind prefixes of its own, is taken: different ones stay so."""
+    bare = name = json_value(name)
+    while bare.startswith(PREFIX):
+        bare = bare.removeprefix(PREFIX)
+    return PREFIX + name if name in taken or bare in taken else name
+
+
+def json_value(value: Any, depth: int = 100) -> Any:
+    """A value of a row as JSON can hold it: dates and their like as text; what is no number, or too deep, as null."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [json_value(one, depth - 1) for one in value] if depth else None
+    if isinstance(value, dict):
+        return {json_value(str(name)): json_value(one, depth - 1) for name, one in value.items()} if depth else None
+    return value if value is None or isinstance(value, int) else json_value(str(value))
 
 
 def _choice_number(text: str) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from infodis.errors import InputError
-from infodis.jobs.inputs.entry import Entry
+from infodis.jobs.inputs.entry import KEEP_ALL, Entry
 from infodis.jobs.inputs.reading import FIELDS
 from infodis.jobs.inputs.rejected import Rejected, beginning, excerpt_of, kind_of
 
@@ -116,8 +116,12 @@ class LineFormat(abc.ABC):
         """The fields of a row; or, as a string, why it has none."""
 
     @abc.abstractmethod
+    def may_have(self, name: str, record: Record) -> bool:
+        """False if the row surely has no field of this name."""
+
     def may_have_id(self, record: Record) -> bool:
         """False if the row surely has no id of its own."""
+        return self.may_have(self.names.get("id", "id"), record)
 
 
 def entry_of(line: int, fields: dict[str, Any], names: dict[str, str]) -> Entry | Rejected:
@@ -152,8 +156,8 @@ class TextLines(LineFormat):
     def fields(self, text: str, record: Record) -> dict[str, Any] | str:
         return {"text": text.removesuffix("\n").removesuffix("\r")}
 
-    def may_have_id(self, record: Record) -> bool:
-        return False
+    def may_have(self, name: str, record: Record) -> bool:
+        return name == "text"
 
 
 class _NotANumber(ValueError):
@@ -189,15 +193,15 @@ class Jsonl(LineFormat):
             return f"Not JSON: something follows at character {end}."
         return found if isinstance(found, dict) else _hinted(text, f"Not an object but {kind_of(found)}.")
 
-    def may_have_id(self, record: Record) -> bool:
-        return self._id_name in record.data or b"\\u" in record.data
+    def may_have(self, name: str, record: Record) -> bool:
+        return _quoted(name) in record.data or b"\\u" in record.data
 
-    @functools.cached_property
-    def _id_name(self) -> bytes:
-        """The name of ids as lines hold it, unless with a Unicode escape in it; nothing if there are other ways."""
-        name = self.names.get("id", "id")
-        plain = name.isprintable() and not set(name) & set('"\\/')
-        return f'"{name}"'.encode() if plain else b""
+
+@functools.lru_cache(maxsize=256)
+def _quoted(name: str) -> bytes:
+    """The name of a field as lines hold it, unless with a Unicode escape in it; nothing if there are other ways."""
+    plain = name.isprintable() and not set(name) & set('"\\/')
+    return f'"{name}"'.encode() if plain else b""
 
 
 def _hinted(text: str, reason: str) -> str:
@@ -236,8 +240,8 @@ class CsvTable(LineFormat):
             return f"The row has {len(cells)} columns, the header {len(self.header)}."
         return dict(zip(self.header, cells, strict=True))
 
-    def may_have_id(self, record: Record) -> bool:
-        return self.names.get("id", "id") in self.header
+    def may_have(self, name: str, record: Record) -> bool:
+        return name in self.header
 
     def with_header(self, record: Record, where: str) -> "CsvTable":
         """Knows its columns."""
@@ -271,6 +275,15 @@ def _header_cells(header: bytes, separator: str) -> list[str]:
         return [cell.strip() for cell in next(csv.reader([text], delimiter=separator), [])]
     except csv.Error:
         return []
+
+
+def check_kept(missing: set[str], where: str) -> None:
+    """Raise `InputError` if there are fields to keep that no row has."""
+    if missing := missing - {KEEP_ALL}:
+        raise InputError(
+            f"--keep must name fields of the input; no row of {where} has {', '.join(sorted(missing))}. Name others, "
+            "or all."
+        )
 
 
 class _Feed:

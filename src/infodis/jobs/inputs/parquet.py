@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from infodis.errors import InputError
-from infodis.jobs.inputs.entry import Entry
-from infodis.jobs.inputs.lines import entry_of
+from infodis.jobs.inputs.entry import KEEP_ALL, Entry
+from infodis.jobs.inputs.lines import check_kept, entry_of
 from infodis.jobs.inputs.places import BUFFER
 from infodis.jobs.inputs.reading import FIELDS
 from infodis.jobs.inputs.rejected import Rejected
@@ -31,12 +31,13 @@ class ParquetRows:
     """A hash of what the file says about itself at its end."""
 
     @staticmethod
-    def open(path: Path, names: dict[str, str], where: str) -> "ParquetRows":
+    def open(path: Path, names: dict[str, str], keep: tuple[str, ...], where: str) -> "ParquetRows":
         with _opened(path, where) as file:
             columns = tuple(file.schema_arrow.names)
-        used = {names.get(name, name) for name in FIELDS}
-        if not used.difference([names.get("id", "id")]) & set(columns):
-            used = set(columns)  # rows are rejected, and the reason says what they hold
+        check_kept(set(keep) - set(columns), where)
+        used = {*(names.get(name, name) for name in FIELDS), *keep}
+        if KEEP_ALL in keep or not used.difference([names.get("id", "id")]) & set(columns):
+            used = set(columns)  # all are kept; or rows are rejected, and the reason says what they hold
         return ParquetRows(names, tuple(column for column in columns if column in used), _footer(path))
 
     def groups(self, path: Path, where: str) -> Iterator[tuple[int, int]]:

@@ -53,6 +53,8 @@ class RowShards:
     """Of what is read: whoever reads a shard looks whether it is still the same."""
     noted: Snapshot = dataclasses.field(compare=False)
     """The index, and ids that are used twice."""
+    keep: tuple[str, ...] = ()
+    """Fields that records carry along."""
 
     @property
     def is_text(self) -> bool:
@@ -68,7 +70,8 @@ class RowShards:
         found = self._rows(Shard(*index[shard].tolist()))
         again = repeated(self.directory / DUPLICATES, found[0].line, found[-1].line)
         self.check_unchanged()  # it may have been replaced in between
-        return [_refused(one, again) for one in found] if again else found
+        found = [_refused(one, again) for one in found] if again else found
+        return [_keeping(one, self.keep) for one in found] if self.keep else found
 
     def check_unchanged(self) -> None:
         """Raise if the input, or what was noted about it, is not what it was. (That it is gone, its reader tells.)"""
@@ -109,6 +112,10 @@ class RowShards:
             if too_long
             else layout.records(io.BytesIO(data), shard.line)
         )
+
+
+def _keeping(found: Entry | Rejected, keep: tuple[str, ...]) -> Entry | Rejected:
+    return found if isinstance(found, Rejected) else dataclasses.replace(found, keep=keep)
 
 
 def _refused(found: Entry | Rejected, again: dict[int, int]) -> Entry | Rejected:
