@@ -20,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SDIST = ("CHANGELOG.md", "LICENSE", "Makefile", "README.md", "constraints.txt", "docs/theory.md", "examples/demo.py")
 SENTENCE = "the river flows through the north of the country"
-SCORE = f"import infodis; model = infodis.load('text8-tiny'); print(infodis.nll(model, model.encode({SENTENCE!r})).value)"
+SCORE = (
+    f"import infodis; model = infodis.load('text8-tiny'); print(infodis.nll(model, model.encode({SENTENCE!r})).value)"
+)
 
 
 def below(directory: Path) -> set[str]:
