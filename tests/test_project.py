@@ -1,6 +1,7 @@
 """The project's own rules: imports point one way, no hidden randomness, equations have tags, commands answer."""
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
@@ -142,6 +143,29 @@ def test_readme_example_runs(capsys):
     assert len(code.splitlines()) <= 12
     exec(code, {})
     assert "log_ratio" in capsys.readouterr().out
+
+
+MOVED = re.findall(r"^\| `(infodis[\w.]+)` \| `(infodis[\w.]+)` \|$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def exists(name):
+    """Whether a module, or something in one, has this dotted name."""
+    home, _, last = name.rpartition(".")
+    try:
+        if importlib.util.find_spec(name) is not None:
+            return True
+    except ModuleNotFoundError:  # of what it lies in
+        pass
+    try:
+        return last in vars(importlib.import_module(home)) and home != "infodis"
+    except ModuleNotFoundError:
+        return False
+
+
+def test_the_upgrade_note_leads_to_what_exists():
+    assert len(MOVED) > 40
+    assert [new for _, new in MOVED if not exists(new)] == []
+    assert [old for old, _ in MOVED if exists(old)] == []
 
 
 WALKS = re.findall(r"## (Add a [\w ]+)\n.*?```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)

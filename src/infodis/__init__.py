@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from infodis.quantities.ratio import log_ratio as log_ratio
     from infodis.result import Estimate as Estimate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "auto": ("Auto",),
