@@ -157,6 +157,15 @@ def test_there_is_a_walk_for_everything_that_is_often_added():
     assert [name for name, _ in WALKS] == ["Add a design", "Add a control", "Add a quantity", "Add a model family"]
 
 
+def test_no_class_name_has_two_homes():
+    homes: dict[str, list[str]] = {}
+    for path in modules():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
 def test_public_names_exist():
     import infodis
 

@@ -19,7 +19,7 @@ from infodis.apps.reproduce import dna, theory
 from infodis.apps.reproduce.catalog import EXPERIMENTS, experiments_named
 from infodis.apps.reproduce.dna import DnaConditional, DnaUnconditional, Fit, Match
 from infodis.apps.reproduce.experiment import Claim, Experiment, ExperimentResult, Workspace
-from infodis.apps.reproduce.start import ANSWER, Axes, Memories, Neighbours, begin
+from infodis.apps.reproduce.start import ANSWER, Axes, Memories, begin
 from infodis.apps.reproduce.writing import markdown, write_all, write_document
 from infodis.cli import app
 from infodis.design import Enumerate
