@@ -166,7 +166,7 @@ def test_units_begin_with_all_combinations_of_neighbours_against_counting(block:
     length, here, mask = 12, 5, 4
     spec = Spec("radd", 4, NetworkShape(width=96, blocks=2, heads=4), length)
     rows = torch.randint(0, 4, (256, length), generator=stream(0, "rows"))
-    begin(spec, tmp_path / "start", Neighbours(2), rows, seed=0)
+    begin(spec, tmp_path / "start", NeighbourUnits(2), rows, seed=0)
     hidden = rows.clone()
     hidden[:, here] = mask
     given = _units(tmp_path / "start", hidden, block)[..., :48]
@@ -186,7 +186,7 @@ def test_a_second_block_is_told_what_the_first_made_of_a_masked_neighbour(tmp_pa
     spec = Spec("radd", 4, NetworkShape(width=96, blocks=2, heads=4), length)
     rows = torch.randint(0, 4, (64, length), generator=stream(0, "rows"))
     rows[:, 4:6] = mask
-    begin(spec, tmp_path / "start", Neighbours(2), rows, seed=0)
+    begin(spec, tmp_path / "start", NeighbourUnits(2), rows, seed=0)
     before = _units(tmp_path / "start", rows, 1)
     weights = load_file(tmp_path / "start" / WEIGHTS)
     answers = Axes(spec.shape, 4).answer(letter)
@@ -219,7 +219,7 @@ def test_units_begin_with_rows_of_the_data_against_comparing(tmp_path: Path) -> 
 def test_a_network_too_narrow_for_its_start_is_refused(tmp_path: Path) -> None:
     spec = Spec("radd", 4, NetworkShape(width=16, blocks=1, heads=4), 8)
     with pytest.raises(InputError, match="A width of 29 is needed"):
-        begin(spec, tmp_path / "start", Neighbours(2), torch.zeros(1, 8, dtype=torch.int64), seed=0)
+        begin(spec, tmp_path / "start", NeighbourUnits(2), torch.zeros(1, 8, dtype=torch.int64), seed=0)
 
 
 @pytest.mark.parametrize("experiment", [DnaUnconditional(), DnaConditional()], ids=lambda one: one.name)
