@@ -430,7 +430,7 @@ def test_the_papers_estimator_is_the_one_that_is_printed():
         evaluations=6,
         seed=3,
     )
-    record = job.open().score([Entry(1, "0", dict(row))]).records[0]
+    (record,), _ = job.score([Entry(1, "0", dict(row))])
     assert record["value"] == pytest.approx(direct.value, abs=1e-5)
     assert len(direct.replicates) == 6
     assert ood.MODEL == audit_llada.SMALL == "text8-tiny"

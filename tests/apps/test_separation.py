@@ -386,7 +386,7 @@ def test_coverage_of_tpr():
         b = b + shift(0.8)
         found = separation._curve(a, b, torch.tensor([0.05], dtype=torch.float64), units_of(a, b)).intervals[0]
         hits += covers(found, truth)
-        low, high = separation._proportion(found.value, 200)
+        low, high = stats.binomtest(round(found.value * 200), 200).proportion_ci(method="wilson")
         naive += low <= truth <= high
     assert hits / 300 > 0.95 - bound(300)
     assert naive / 300 < 0.85

@@ -25,7 +25,7 @@ def train(
     out: Annotated[Path, typer.Option(help="Directory for checkpoints and metrics.")],
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last checkpoint in --out, if any.")] = False,
 ) -> None:
-    """Train a RADD or SEDD network. Kill it at any moment; --resume goes on as if nothing had happened.
+    """Train a RADD or SEDD network. Kill it at any moment: --resume continues after the last checkpoint.
 
     Example: [bold]infodis train recipes/text8-tiny-1.toml --out runs/text8[/bold]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from infodis import figures
 from infodis.apps.report.values import ReportTable
 from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Verdict, Workspace, at_least
-from infodis.apps.reproduce.start import Memories, Neighbours, begin
+from infodis.apps.reproduce.start import Memories, NeighbourUnits, begin
 from infodis.design import Enumerate, TimeFree
 from infodis.estimate import Request, estimate_items
 from infodis.figures import Figure
@@ -52,7 +52,7 @@ class Recipe:
     stages: tuple[OptimConfig, ...]
     sequences: int
     """That it is trained on."""
-    start: Neighbours | Memories | None = None
+    start: NeighbourUnits | Memories | None = None
     """Where heads look, and what units answer to, at the beginning; nothing in particular if None."""
     taught: int | None = None
     """Learn what the Markov chain of this order, counted in the same sequences, says about masked letters; if None, the
@@ -322,8 +322,8 @@ class DnaConditional:
         full = ModelConfig(length=self.LENGTH, size="tiny")
         rows = 5_000_000 // self.LENGTH
         return workspace.pick(
-            Recipe(small, (_steps(20, 16, 3e-3, flat=0.5),), 1_000, Neighbours(4), taught=4),
-            Recipe(small, (_steps(5_000, 64, 3e-3, flat=0.5),), rows, Neighbours(4), taught=4),
+            Recipe(small, (_steps(20, 16, 3e-3, flat=0.5),), 1_000, NeighbourUnits(4), taught=4),
+            Recipe(small, (_steps(5_000, 64, 3e-3, flat=0.5),), rows, NeighbourUnits(4), taught=4),
             Recipe(full, (_steps(80_000, 1_024, 6e-4),), rows),
         )
 

@@ -73,7 +73,7 @@ class Axes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Neighbours:
+class NeighbourUnits:
     """Heads look at distances -1, 1, -2, 2, ...; units answer to so many letters side by side, a gap at the centre.
 
     The gap is the masked token itself: units are silent where a token is visible. All combinations come first; units
@@ -150,7 +150,7 @@ class Memories:
         _answer_to(block, axes, units, torch.full((len(units),), float(shape.positions)))
 
 
-def begin(spec: Spec, directory: Path, start: Neighbours | Memories, rows: Rows, *, seed: int) -> None:
+def begin(spec: Spec, directory: Path, start: NeighbourUnits | Memories, rows: Rows, *, seed: int) -> None:
     """Write a checkpoint of `spec` to begin a training on such rows with."""
     network, axes = cast(RADD, spec.build()), Axes(spec.shape, spec.vocab_size)
     axes.demand(axes.answer(spec.vocab_size - 1))
