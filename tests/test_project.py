@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "infodis"
 LAYERS = {
     "": [
         {"errors", "terminal"},
-        {"rng"},
+        {"rng", "notebook"},
         {"journal", "device", "settings", "snapshot", "result"},
         {"files"},
         {"item", "predictor"},
@@ -28,6 +28,7 @@ LAYERS = {
         {"quantities", "testing"},
         {"figures", "noise"},
         {"models"},
+        {"scores"},
         {"train", "sampling"},
         {"jobs"},
         {"apps"},
@@ -50,6 +51,7 @@ LAYERS = {
         {"adapters", "hub"},
         {"files"},
         {"model"},
+        {"in_memory"},
         {"loading", "doctor"},
         {"spec"},
     ],

@@ -1,9 +1,11 @@
 """How likely does a discrete diffusion model find a piece of data, and how sure is that number?
 
     import infodis
+    scores = infodis.score("text8-tiny", ["the capital of france", "colorless green ideas"])
+    scores[0].value, scores[0].standard_error      # -log p in nats, and how sure that is
     model = infodis.load("text8-tiny")             # or any predictor
-    estimate = infodis.nll(model, tokens)          # value, standard error, per-token credits
-    ratio = infodis.log_ratio(model, y, x)         # log p(y) - log p(x) with shared masks
+    infodis.nll(model, "paris", prompt="the capital of france is ")
+    infodis.log_ratio(model, "colour", "color")    # log p(y) - log p(x) with shared masks
 
 Names load on first use, so that ``import infodis`` costs nothing.
 """
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
     from infodis.quantities.ratio import Ratio as Ratio
     from infodis.quantities.ratio import log_ratio as log_ratio
     from infodis.result import Estimate as Estimate
+    from infodis.scores import Score as Score
+    from infodis.scores import Scores as Scores
+    from infodis.scores import score as score
 
 __version__ = "0.2.0"
 
@@ -57,6 +62,7 @@ _HOMES = {
     "quantities.perplexity": ("perplexity",),
     "quantities.ratio": ("Ratio", "log_ratio"),
     "result": ("Estimate",),
+    "scores": ("Score", "Scores", "score"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

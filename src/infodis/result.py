@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from infodis import notebook
 from infodis.errors import InputError, PredictorError
 
 LARGEST = 1e150
@@ -116,6 +117,28 @@ class Replicated(abc.ABC):
         half = student_quantile((1 + level) / 2, self.degrees_of_freedom) * self._scale
         return self.value - half, self.value + half
 
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is random."""
+        return self._scale == 0
+
+    def shown(self) -> str:
+        """The value and its standard error, as many digits as mean something."""
+        return f"{self.value:.4f}" if self.exact else str(Measured(self.value, self.standard_error))
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """What a notebook shows, as names and HTML."""
+        low, high = self.interval()
+        sure = "exact" if self.exact else notebook.text(f"{low:.4g} to {high:.4g}")
+        return [
+            ("nats", f"<b>{notebook.text(self.shown())}</b>"),
+            ("95 % interval", sure),
+            ("forward passes", f"{self.evaluations}"),
+        ]
+
+    def _repr_html_(self) -> str:
+        return notebook.facts(self._facts(), caption=self.quantity)
+
     def _precision(self) -> str:
         """How sure the value is, in words."""
         if self._scale == 0:
@@ -155,6 +178,15 @@ class Estimate(Replicated):
     def perplexity(self) -> float:
         """The exponential of the nats per token. Compare bits per byte, not this, between tokenizers."""
         return exp(self.value / self.target.numel())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        return [
+            *super()._facts(),
+            ("tokens", f"{self.target.numel()}"),
+            ("bits per token", f"{self.bits_per_token:.4g}"),
+            ("perplexity", f"{self.perplexity:.4g}"),
+            ("design", notebook.text(self.design)),
+        ]
 
     def merge(self, other: "Estimate") -> "Estimate":
         """Pool two independent runs of the same thing: as if one run had drawn all replicates.

@@ -63,6 +63,16 @@ class Figure:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
             raise InputError(f"A figure's name is a file name of a-z, 0-9, - and _, got {self.name!r}.")
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """What a notebook shows: the picture, if it can be drawn."""
+        try:
+            return {"text/plain": repr(self), "image/svg+xml": svg(self)}
+        except InfodisError as error:
+            return {"text/plain": f"{self!r}: {error}"}
+
+    def __repr__(self) -> str:
+        return f"Figure({self.name!r}, {self.title!r}, {len(self.data)} rows)"
+
     @property
     def parameters(self) -> frozenset[str]:
         return frozenset(one["name"] for one in self.spec.get("params", ()))

@@ -1,4 +1,4 @@
-"""`infodis.load`: a model by its name."""
+"""`infodis.load`: a model by its name, or one that is in memory."""
 
 import dataclasses
 import inspect
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from infodis.device import device_named
 from infodis.errors import InputError
@@ -13,19 +14,28 @@ from infodis.models import adapters
 from infodis.models.adapters import LoadedModel
 from infodis.models.adapters.tokenizer import token_count
 from infodis.models.files import ModelFiles, locate
+from infodis.models.in_memory import wrap
 from infodis.models.model import Model
 from infodis.models.options import ModelOptions
 from infodis.models.tokenizers import Tokenizer
 
+IN_MEMORY = ("tokenizer", "mask_token", "vocab_size")
+"""Options of a model that is in memory."""
 
-def load(spec: str | Path, **options: Any) -> Model:
-    """A model by name: one that ships with infodis, a directory, or a name on the Hugging Face hub.
+
+def load(spec: str | Path | nn.Module | Model, **options: Any) -> Model:
+    """A model by name (one that ships with infodis, a directory, a name on the Hugging Face hub), or one in memory.
+
+    A model in memory is neither copied nor changed: it stays on its device, and is scored in evaluation mode, after
+    which it is in the mode that it was in.
 
     Args:
         spec: a bundled name; a directory with a `config.json` (a checkpoint of ours, of RADD or SEDD, LLaDA, Dream,
-            MDLM, or any masked language model of transformers); a training run; `owner/name` on the hub.
-        tokenizer: for checkpoints that come without one: `text8`, `dna`, `characters:<alphabet>`, the path of a
-            tokenizer.json, or a `Tokenizer`.
+            MDLM, or any masked language model of transformers); a training run; `owner/name` on the hub; a model of
+            transformers; any torch module from token ids (rows x length) to logits (rows x length x tokens).
+        tokenizer: for models that come without one: `text8`, `dna`, `characters:<alphabet>`, the path of a
+            tokenizer.json, or a tokenizer of transformers.
+        mask_token, vocab_size: of a model in memory, where neither its configuration nor its tokenizer says them.
         device: `auto` (an NVIDIA GPU, an Apple one (mps) or the CPU, the first that is there), `cpu`, `cuda`, ...
         dtype: what the network computes in: float32, bfloat16 or float16. Softmax is always float32.
         autocast: compute in bfloat16 where torch thinks that is safe.
@@ -36,8 +46,32 @@ def load(spec: str | Path, **options: Any) -> Model:
     >>> model = load("text8-tiny")
     >>> model.decode(model.encode("some text"))
     'some text'
+
+    >>> net = torch.nn.Sequential(torch.nn.Embedding(28, 8), torch.nn.Linear(8, 27))
+    >>> load(net, tokenizer="text8", mask_token=27)
+    Model('Sequential', in memory, 27 tokens, mask token 27, Characters, on cpu)
     """
-    return load_with(spec, ModelOptions(**options))
+    if isinstance(spec, str | Path):
+        wrong = [name for name in ("mask_token", "vocab_size") if options.pop(name, None) is not None]
+        if wrong:
+            raise InputError(
+                f"{wrong[0]} is for a model in memory, got it with {spec!r}, whose files say it. Leave it out."
+            )
+        return load_with(spec, ModelOptions(**options))
+    if isinstance(spec, Model) and not options:
+        return spec
+    if not isinstance(spec, nn.Module):
+        raise InputError(
+            f"A model must be a name, a directory or a torch module, got a {type(spec).__name__}. A predictor of your "
+            "own needs no loading: give it to infodis.nll as it is."
+        )
+    beyond = sorted(set(options) - set(IN_MEMORY))
+    if beyond:
+        raise InputError(
+            f"A model in memory is taken as it is, with {', '.join(IN_MEMORY)} at most, got {', '.join(beyond)}. Move "
+            "or convert the model before: model.to(...)."
+        )
+    return wrap(spec, **options)
 
 
 load.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what help() and editors show
@@ -46,6 +80,10 @@ load.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what he
         *(
             one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for one in inspect.signature(ModelOptions).parameters.values()
+        ),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=int | None)
+            for name in ("mask_token", "vocab_size")
         ),
     ]
 )

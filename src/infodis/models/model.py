@@ -1,8 +1,10 @@
 """Models that are ready to score: a network on its device with its tokenizer, found by `infodis.load`."""
 
+import contextlib
 import dataclasses
 import functools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,8 @@ from infodis.item import Item
 from infodis.models.adapters import LoadedModel
 from infodis.models.chat import Message, chat_prompt, check_chat
 from infodis.models.files import ModelFiles
-from infodis.models.nets.network import Network
-from infodis.models.tokenizers import Tokenizer
+from infodis.models.nets.network import Network, evaluation_mode
+from infodis.models.tokenizers import Encoding, Tokenizer
 from infodis.predictor import LogConditionals, Masks, RowPredictor, Rows, Surprisals, Tokens
 
 TOKENS_AT_ONCE = 2**11
@@ -58,6 +60,11 @@ class Model(RowPredictor):
             ("tokens_at_once", at_once),
         ):
             object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        words = "no tokenizer" if self.loaded.tokenizer is None else type(self.loaded.tokenizer).__name__
+        tokens = f"{self.vocab_size} tokens, mask token {self.mask_token}"
+        return f"Model({self.name!r}, {self.loaded.family}, {tokens}, {words}, on {self.device})"
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -101,7 +108,7 @@ class Model(RowPredictor):
         begin = self.loaded.begin_token
         if begin is not None and bool((target < self.network.first_predicted).any()):
             tokens, target = np.concatenate([[begin], tokens]), target + 1
-        return Item(*map(torch.from_numpy, (tokens, target, _others(target, len(tokens)))))
+        return item_of(Encoding(tokens, target))
 
     def around(self) -> tuple[list[int], list[int]]:
         """The special tokens that a text is read with: before it, and behind it."""
@@ -134,7 +141,7 @@ class Model(RowPredictor):
     def log_conditionals(self, tokens: Tokens) -> LogConditionals:
         self._check_length(tokens.shape[1])
         self._check_first(tokens == self.mask_token)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+        with self._evaluating():
             return self.network.log_conditionals(tokens.to(self.device))
 
     @torch.no_grad()
@@ -154,9 +161,18 @@ class Model(RowPredictor):
         hidden = torch.where(rows.hidden, self.mask_token, rows.tokens)
         tokens = torch.where(there, hidden, self.loaded.pad_token)
         visible = None if bool(there.all()) else self._moved(there)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+        with self._evaluating():
             features = self.network.features(self._moved(tokens), visible=visible, at=self._moved(rows.wanted))
         return self.network.token_nll(features, self._moved(rows.tokens[rows.wanted]))
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """In evaluation mode, also while the network is being trained, and in the precision that is asked for."""
+        with (
+            evaluation_mode(self.network),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast),
+        ):
+            yield
 
     def _widened(self, rows: Rows) -> Rows:
         """Padded to a round width."""
@@ -197,11 +213,18 @@ def _gpu_budget(network: Network, device: torch.device, limit: int | None) -> in
     places = torch.zeros_like(tokens, dtype=torch.bool)
     places[:, ::2] = True
     answers = torch.zeros(int(places.sum()), dtype=torch.int64, device=device)
-    if not fits(lambda: network.token_nll(network.features(tokens, at=places), answers)):
+    with evaluation_mode(network):
+        fitting = fits(lambda: network.token_nll(network.features(tokens, at=places), answers))
+    if not fitting:
         return length
     taken = torch.cuda.max_memory_allocated(device) - before
     free, _ = torch.cuda.mem_get_info(device)
     return max(PROBE_TOKENS, min(MOST_TOKENS, int(PROBE_TOKENS * 2 / 3 * free / max(1, taken))))
+
+
+def item_of(row: Encoding) -> Item:
+    """A row as a thing to score: its own tokens given all others."""
+    return Item(*map(torch.from_numpy, (row.tokens, row.target, _others(row.target, len(row.tokens)))))
 
 
 def _others(target: Int[np.ndarray, " target"], length: int) -> Int[np.ndarray, " others"]:

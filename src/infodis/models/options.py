@@ -1,10 +1,10 @@
 """How a model is loaded: one value that the command line builds and jobs and integrations carry to `load_with`."""
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infodis.errors import InputError
-from infodis.models.tokenizers import Tokenizer, tokenizer_named
+from infodis.models.tokenizers import Tokenizer, as_tokenizer
 from infodis.settings import option
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 class ModelOptions:
     """Every option of `load`. To add one, add a field here and read it where it matters."""
 
-    tokenizer: str | Tokenizer | None = option(
+    tokenizer: Any = option(
         None, "For models that come without one: text8, dna, characters:<alphabet>, or a tokenizer.json.", kind=str
     )
     device: str = option("auto", "auto (a GPU if there is one), cpu, cuda, mps, ...")
@@ -42,4 +42,4 @@ class ModelOptions:
     @property
     def named_tokenizer(self) -> Tokenizer | None:
         """The tokenizer that was asked for, read if it was given by its name."""
-        return tokenizer_named(self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
+        return None if self.tokenizer is None else as_tokenizer(self.tokenizer)

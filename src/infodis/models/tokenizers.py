@@ -3,8 +3,10 @@
 import abc
 import dataclasses
 import functools
+import hashlib
 import json
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,93 @@ class Subwords(Tokenizer):
         return made
 
 
+@dataclasses.dataclass(frozen=True)
+class LibraryTokenizer(Tokenizer):
+    """A tokenizer of transformers."""
+
+    @property
+    @abc.abstractmethod
+    def library(self) -> Any:
+        """The tokenizer itself."""
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        return max(self.library.get_vocab().values(), default=-1) + 1
+
+    def number(self, piece: str) -> int | None:
+        """The token of a piece, such as a special token."""
+        return self.library.get_vocab().get(piece)
+
+    @property
+    def mask_token(self) -> int | None:
+        return self.library.mask_token_id
+
+    @functools.cached_property
+    def beyond_text(self) -> frozenset[int]:
+        return frozenset(self.library.all_special_ids)
+
+    def agrees_with(self, listed: dict[str, int]) -> bool:
+        """Whether it numbers tokens as they are listed. (A type that expects other files may start an empty one.)"""
+        mine = self.library.get_vocab()
+        return all(mine.get(piece) == number for piece, number in listed.items())
+
+    def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
+        return np.array(self.library.encode(text, add_special_tokens=False), dtype=np.int64)
+
+    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Encoding:
+        """Without offsets: the prompt is what its own tokens are, as far as the row begins with them."""
+        found = self.library(prompt + text, add_special_tokens=special, return_special_tokens_mask=True)
+        row = np.array(found["input_ids"], dtype=np.int64)
+        own = np.flatnonzero(np.array(found["special_tokens_mask"], dtype=np.int64) == 0)
+        alone = self.encode(prompt) if prompt else np.zeros(0, dtype=np.int64)
+        same = 0
+        while same < min(len(alone), len(own)) and row[own[same]] == alone[same]:
+            same += 1
+        return Encoding(row, own[same:])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self.library.decode(list(tokens)))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return [str(piece) for piece in self.library.convert_ids_to_tokens(list(tokens))]
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenTokenizer(LibraryTokenizer):
+    """A tokenizer of transformers that the user has made."""
+
+    given: Any
+
+    @property
+    def library(self) -> Any:
+        return self.given
+
+    def describe(self) -> dict[str, Any]:
+        words = json.dumps(sorted(self.given.get_vocab().items()))
+        return {"kind": "transformers", "vocabulary": hashlib.sha256(words.encode()).hexdigest()}
+
+
+def as_tokenizer(given: Any, *, base: Path = Path()) -> Tokenizer:
+    """A tokenizer by its name or path, one of transformers, one of the tokenizers library, or one of ours.
+
+    >>> as_tokenizer("dna").vocab_size
+    4
+    """
+    if isinstance(given, Tokenizer):
+        return given
+    if isinstance(given, str | Path):
+        return tokenizer_named(str(given), base=base)
+    transformers, library = (sys.modules.get(name) for name in ("transformers", "tokenizers"))  # whose class it is of
+    if library is not None and isinstance(given, library.Tokenizer):
+        return Subwords(given.to_str())
+    if transformers is not None and isinstance(given, transformers.PreTrainedTokenizerBase):
+        return Subwords(given.backend_tokenizer.to_str()) if given.is_fast else GivenTokenizer(given)
+    raise InputError(
+        f"A tokenizer must be {', '.join(ALPHABETS)}, characters:<alphabet>, the path of a tokenizer.json, or a "
+        f"tokenizer of transformers, got a {type(given).__name__}. Give one of these."
+    )
+
+
 def tokenizer_named(name: str, *, base: Path = Path()) -> Tokenizer:
     """`text8`, `dna`, `characters:<alphabet>`, or the path of a Hugging Face tokenizer.json."""
     if name in ALPHABETS:
@@ -210,6 +299,7 @@ def tokenizer_named(name: str, *, base: Path = Path()) -> Tokenizer:
     if name.startswith("characters:"):
         return Characters(name.removeprefix("characters:"))
     path = base / name
+    path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise InputError(
             f"A tokenizer is {', '.join(ALPHABETS)}, characters:<alphabet> or the path of a tokenizer.json; "

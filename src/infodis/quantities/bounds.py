@@ -21,6 +21,7 @@ from jaxtyping import Float64
 from torch import Tensor
 from typing_extensions import Unpack
 
+from infodis import notebook
 from infodis.errors import InputError
 from infodis.estimate import CHUNK, WINDOW, Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_batched
@@ -111,6 +112,15 @@ class Bounds:
     def likeliest(self) -> float:
         """The least order_nll met; where all orders were summed, their mixture_nll."""
         return float(self.nll.replicates.min()) if self.mixture_nll is None else self.mixture_nll.value
+
+    def _repr_html_(self) -> str:
+        bars = [(one.value, *one.interval()) for one in self.quantities]
+        rows = [
+            (notebook.text(one.quantity), notebook.text(one.shown()), notebook.error_bar(bar, notebook.ends(bars)))
+            for one, bar in zip(self.quantities, bars, strict=True)
+        ]
+        caption = f"{self.tokens} tokens, {self.evaluations} forward passes; mixture_nll lies below nll"
+        return notebook.table(("quantity", "nats", "95 % interval"), rows, caption=caption)
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{b.quantity} = {b.value:.4f} +- {b.standard_error:.2g}" for b in self.quantities)

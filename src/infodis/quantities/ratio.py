@@ -54,6 +54,11 @@ class Ratio(Replicated):
             raise InputError(f"{len(self.sides)} sides have no single numerator and denominator: read `sides`.")
         return found[0]
 
+    def _facts(self) -> list[tuple[str, str]]:
+        pairs = zip(self.signs, self.sides, strict=True)
+        sides = (("log p, added" if sign == 1 else "log p, subtracted", side.shown()) for sign, side in pairs)
+        return [*super()._facts(), *((name, f"-({value})") for name, value in sides)]
+
     def __repr__(self) -> str:
         return f"Ratio({self.quantity} = {self.value:.4f} nats, {self._precision()}, coupled={self.coupled})"
 

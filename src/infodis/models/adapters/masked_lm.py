@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from infodis.errors import InputError
 from infodis.models.adapters.family import LoadedModel
 from infodis.models.adapters.tokenizer import (
-    TransformersTokenizer,
     special_token,
     token_count,
     tokenizer_of,
@@ -31,7 +30,7 @@ from infodis.models.adapters.tokenizer import (
 from infodis.models.adapters.weights import check_weights
 from infodis.models.nets.network import Features, Network, Places, Tokens
 from infodis.models.options import ModelOptions
-from infodis.models.tokenizers import Subwords, Tokenizer
+from infodis.models.tokenizers import LibraryTokenizer, Subwords, Tokenizer
 from infodis.rng import stream
 
 AGREEMENT = 1e-4
@@ -58,6 +57,7 @@ class MaskedLM(Network):
     ) -> None:
         super().__init__()
         self.model, self.mask_token, self.tokens, self.pad_token = model, mask_token, tokens, pad_token
+        self.training = model.training
         self._head: nn.Linear | None = None
         self._takes_mask = bool({"attention_mask", "kwargs"} & set(inspect.signature(model.forward).parameters))
         if like is not None:
@@ -176,6 +176,8 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
     tokenizer, missing = tokenizer_of(directory), None
     if tokenizer is None:
         tokenizer, missing = transformers_tokenizer(directory, trust_remote_code=options.trust_remote_code)
+    if tokenizer is None and options.named_tokenizer is not None:
+        tokenizer, missing = options.named_tokenizer, None
     check_weights(directory, config)
     model = _from_pretrained(directory, options, torch.float32)
     columns = int(config.get("vocab_size") or cast(Any, model).config.vocab_size)
@@ -193,7 +195,7 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
         network = MaskedLM(_from_pretrained(directory, options, options.torch_dtype), **how, like=network)
     leaks = None if network.pads else "padding leaks into its answers, so only rows of one length share a batch"
     notes = tuple(note for note in (missing, disagreement, leaks) if note is not None)
-    length = _longest(cast(Any, model).config, pad)
+    length = longest_row(cast(Any, model).config, pad)
     return LoadedModel("masked-lm", network, tokenizer, length, length, pad, notes=notes)
 
 
@@ -238,10 +240,7 @@ def _mask_token(directory: Path, config: dict[str, Any], tokenizer: Tokenizer | 
     The tokenizer knows best: some configurations hold a mask_token_id that is only a default of text generation.
     """
     known: list[int | None] = [special_token(directory, tokenizer, "mask_token")]
-    if isinstance(tokenizer, TransformersTokenizer):
-        known.append(tokenizer.mask_token)
-    if isinstance(tokenizer, Subwords):
-        known += [tokenizer.number(name) for name in MASKS]
+    known += mask_tokens(tokenizer)
     known += [vocabulary(directory).get(name) for name in MASKS]
     known += [config.get("mask_index"), config.get("mask_token_id")]
     found = next((int(number) for number in known if number is not None), None)
@@ -256,7 +255,14 @@ def _mask_token(directory: Path, config: dict[str, Any], tokenizer: Tokenizer | 
     return found, f"config.json calls token {said} the mask, its tokenizer (or mask_index) {found}, which is used"
 
 
-def _longest(config: Any, pad: int) -> int | None:
+def mask_tokens(tokenizer: Tokenizer | None) -> list[int | None]:
+    """What a tokenizer calls the mask, the best answer first."""
+    if isinstance(tokenizer, LibraryTokenizer):
+        return [tokenizer.mask_token]
+    return [tokenizer.number(name) for name in MASKS] if isinstance(tokenizer, Subwords) else []
+
+
+def longest_row(config: Any, pad: int) -> int | None:
     """Rows as long as there are positions; models in RoBERTa's style count theirs from the padding token on."""
     found = getattr(config, "max_position_embeddings", None)
     if not isinstance(found, int) or found < 1:

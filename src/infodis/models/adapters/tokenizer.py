@@ -2,22 +2,18 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int
-
 from infodis.errors import InputError
 from infodis.files import read_json
-from infodis.models.tokenizers import Encoding, Tokenizer, tokenizer_named
+from infodis.models.tokenizers import LibraryTokenizer, Tokenizer, tokenizer_named
 
 FILES = ("vocab.txt", "vocab.json", "spm.model", "sentencepiece.bpe.model", "spiece.model", "tokenizer_config.json")
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformersTokenizer(Tokenizer):
+class TransformersTokenizer(LibraryTokenizer):
     """An `AutoTokenizer`, by the directory it came from."""
 
     directory: str
@@ -26,53 +22,12 @@ class TransformersTokenizer(Tokenizer):
     """The class of transformers that reads it."""
 
     @functools.cached_property
-    def _tokenizer(self) -> Any:
+    def library(self) -> Any:
         import transformers
 
         return getattr(transformers, self.kind).from_pretrained(
             self.directory, trust_remote_code=self.trust_remote_code, local_files_only=True
         )
-
-    @functools.cached_property
-    def vocab_size(self) -> int:
-        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
-
-    def number(self, piece: str) -> int | None:
-        """The token of a piece, such as a special token."""
-        return self._tokenizer.get_vocab().get(piece)
-
-    @property
-    def mask_token(self) -> int | None:
-        return self._tokenizer.mask_token_id
-
-    @functools.cached_property
-    def beyond_text(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.all_special_ids)
-
-    def agrees_with(self, listed: dict[str, int]) -> bool:
-        """Whether it numbers tokens as they are listed. (A type that expects other files may start an empty one.)"""
-        mine = self._tokenizer.get_vocab()
-        return all(mine.get(piece) == number for piece, number in listed.items())
-
-    def encode(self, text: str) -> Int[np.ndarray, " tokens"]:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
-
-    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Encoding:
-        """Without offsets: the prompt is what its own tokens are, as far as the row begins with them."""
-        found = self._tokenizer(prompt + text, add_special_tokens=special, return_special_tokens_mask=True)
-        row = np.array(found["input_ids"], dtype=np.int64)
-        own = np.flatnonzero(np.array(found["special_tokens_mask"], dtype=np.int64) == 0)
-        alone = self.encode(prompt) if prompt else np.zeros(0, dtype=np.int64)
-        same = 0
-        while same < min(len(alone), len(own)) and row[own[same]] == alone[same]:
-            same += 1
-        return Encoding(row, own[same:])
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens)))
-
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
-        return [str(piece) for piece in self._tokenizer.convert_ids_to_tokens(list(tokens))]
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "transformers", "directory": self.directory}

@@ -1,5 +1,8 @@
 """What all networks have in common: features of tokens, and a last layer that makes logits of them."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -11,6 +14,19 @@ Features = Float[Tensor, "... width"]
 
 ROWS_AT_ONCE, COLUMNS_AT_ONCE = 512, 2048
 """How much of features x vocabulary is in memory at a time: small enough for the processor's cache."""
+
+
+@contextlib.contextmanager
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """Without dropout and the like for a while. Every module is then in the mode that it was in."""
+    training = [module for module in network.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 class Network(nn.Module):
