@@ -7,10 +7,12 @@ batch changes no mask, and no number beyond rounding.
 """
 
 import bisect
+import contextlib
+import contextvars
 import dataclasses
 import itertools
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TypeGuard, TypeVar
 
 import numpy as np
@@ -36,6 +38,22 @@ ROUND = 8
 
 AHEAD = 2
 """Batches that are submitted before the result of an earlier one is waited for."""
+
+
+Passed = Callable[[int], None]
+"""Is told how many forward passes were made."""
+
+_passed: contextvars.ContextVar[Passed] = contextvars.ContextVar("passed", default=lambda count: None)
+
+
+@contextlib.contextmanager
+def counting_passes(passed: Passed) -> Iterator[None]:
+    """Within this, `passed` is told the forward passes of every batch that is done: for progress. No number changes."""
+    token = _passed.set(passed)
+    try:
+        yield
+    finally:
+        _passed.reset(token)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -242,6 +260,7 @@ class _QueryRows:
         surprisal = _checked(*self.pending.pop(span))
         for number, mine, its in self._parts(span):
             self.answers[number][its] = surprisal[mine].gather(1, self.queries[number].target[its])
+        _passed.get()(len(span))
 
     def _rows(self, span: range) -> Rows:
         """Some of the rows, padded to the longest of them."""

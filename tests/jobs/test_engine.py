@@ -164,10 +164,10 @@ def test_killed_while_an_old_result_is_replaced_there_is_the_old_or_the_new(tmp_
 
 def interrupted(rows, out, after: int) -> None:
     """A run that is stopped when so many shards are done."""
-    seen = []
+    seen = set()
 
     def watch(state):
-        seen.append(state.done)
+        seen.add(state.done)
         if len(seen) > after:
             raise KeyboardInterrupt
 

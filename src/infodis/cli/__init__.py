@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,6 @@ USAGE: Any = typer.BadParameter.__base__
 """Whatever typer raises when a command line is wrong."""
 
 app = typer.Typer(
-    help="How likely does a discrete diffusion model find a piece of data, and how sure is that number?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -48,6 +47,22 @@ app.command(context_settings=lm_eval.PASSED_ON, add_help_option=False)(lm_eval.l
 def version() -> None:
     """Print the version."""
     console.print(__version__)
+
+
+def _version_option(wanted: bool) -> bool:
+    if wanted:
+        version()
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def infodis(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version_option, help="Print the version.")
+    ] = False,
+) -> None:
+    """How likely does a discrete diffusion model find a piece of data, and how sure is that number?"""
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from infodis.cli.models import BatchSize, ChatTemplate
 from infodis.cli.options import MOST, Seed, with_options
-from infodis.cli.screen import check_places, console, progress_console
+from infodis.cli.screen import check_places, console, load_model, progress_console
 from infodis.errors import InputError
 from infodis.models.spec import ModelSpec
 
@@ -51,7 +51,7 @@ def bounds(
 
     plan = Plan(orders, particles)
     check_places(out, plot=plot, reads=[input])
-    loaded = model.load()
+    loaded = load_model(model)
     given = list(entries(input, limit=limit))
     items = [entry.row(loaded, chat=chat_template) for entry in given]
     if not items:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from infodis.cli.models import BatchSize, ChatTemplate
 from infodis.cli.options import MOST, Seed, with_options
-from infodis.cli.screen import check_places, console, progress_console, write_line
+from infodis.cli.screen import check_places, console, load_model, progress_console, write_line
 from infodis.errors import InputError
 from infodis.models.spec import ModelSpec
 
@@ -51,7 +51,7 @@ def curve(
     from infodis.quantities import information
 
     check_places(out, plot=plot, reads=[input])
-    loaded = model.load()
+    loaded = load_model(model)
     found = list(entries(input, limit=limit))
     if not found:
         raise InputError(f"{input} holds no texts.")

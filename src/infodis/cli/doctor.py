@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infodis.cli.options import with_options
-from infodis.cli.screen import console
+from infodis.cli.screen import console, load_model
 from infodis.models.spec import ModelSpec
 
 STYLES = {"ok": "green", "wrong": "bold red", "cannot tell": "yellow"}
@@ -33,7 +33,7 @@ def doctor(
 
     if text is not None and not text.is_file():
         raise InputError(f"There is no file {text}.")
-    loaded = model.load()
+    loaded = load_model(model)
     given = [] if text is None else _first_lines(text, 32)
     table = Table("check", "verdict", "what was found", title=f"{name}, a {loaded.loaded.family} model")
     wrong = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infodis.cli.options import Seed, with_options
-from infodis.cli.screen import progress_console, write_line
+from infodis.cli.screen import load_model, progress_console, write_line
 from infodis.errors import InputError
 from infodis.models.spec import ModelSpec
 
@@ -134,7 +134,7 @@ def sample(
         )
     else:
         chosen = sampling.sampler_named(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
-        loaded = model.load()
+        loaded = load_model(model)
         words = loaded.loaded.tokenizer
         wanted = _wanted(words, template, gap, length or loaded.length or 128, model.name)
         start = torch.where(wanted == GAP, loaded.mask_token, wanted).expand(count, -1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infodis.cli.screen import load_torch
 from infodis.models.options import ModelOptions
 from infodis.models.spec import ModelSpec
 from infodis.settings import option
@@ -48,6 +49,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def expanded(**given: Any) -> None:
+        load_torch()
         made = {name: _made(group, given) for name, group in groups.items()}
         command(**{name: given[name] for name in own}, **made)
 

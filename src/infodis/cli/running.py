@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from infodis.cli.options import ReadingOptions, RunOptions
-from infodis.cli.screen import ProgressLine, console, input_path, progress_console, write_records
+from infodis.cli.screen import ProgressLine, console, input_path, progress_console, working, write_records
 from infodis.errors import InputError
 from infodis.files import check_apart
 from infodis.settings import versions
@@ -125,7 +125,9 @@ def finish(
         strict=options.strict,
     )
     try:
-        with _threads_kept(), RowsProgress() as progress:
+        with progress_console.status(f"reading the files of {job.model.name} ..."):
+            job.settings()  # hashes the weights, once
+        with _threads_kept(), RowsProgress(job.model.name) as progress:
             return run(plan, progress.show)
     except KeyboardInterrupt:
         option = "" if options.resume else " without --no-resume"
@@ -188,6 +190,8 @@ def dry_run(job: "Job", input: "Input", options: RunOptions) -> Table:
         torch.set_num_threads(_threads(options))
         shards = input.cut(Path(scratch))
         sample = shards.read(0)[:SAMPLE]
+        with working(f"loading {job.model.name}"):
+            job.load()
         job.score(sample[:1])  # the first pass pays for what later ones do not
         begin = time.perf_counter()
         records, rejected = job.score(sample)
@@ -212,31 +216,42 @@ def _duration(seconds: float) -> str:
 
 
 class RowsProgress(ProgressLine):
-    """Rows that are done, and how fast."""
+    """Rows that are done, how fast, and how long the others take; before that, that the model loads."""
 
-    def __init__(self) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows, {task.fields[rates]}", markup=False))
-        super().__init__(*columns, every=LOG_SECONDS)
-        self._task: Any = None
-        self._begin = time.monotonic()
+    def __init__(self, model: str) -> None:
+        text = TextColumn("{task.description}", markup=False)
+        super().__init__(SpinnerColumn(), BarColumn(), text, every=LOG_SECONDS)
+        self._model, self._task = model, self.bar.add_task("", total=None)
+        self._begin: float | None = None
+        """When the model was loaded."""
+        self._said_loading = False
 
     def show(self, state: "RunProgress") -> None:
-        text = _rates(state, time.monotonic() - self._begin)
-        if not progress_console.is_terminal:
-            self.print_sometimes(f"{state.done:,} of {state.rows:,} rows, {text}")
+        if not state.loaded:
+            self._loading()
             return
-        if self._task is None:
-            self._task = self.bar.add_task("", total=state.rows, completed=state.before, rates="")
-        self.bar.update(self._task, completed=state.done, rates=text)
+        self._begin = self._begin or time.monotonic()
+        seconds = time.monotonic() - self._begin
+        text = f"{int(state.about):,}/{state.rows:,} rows{_rates(state, seconds)}"
+        if progress_console.is_terminal:
+            self.bar.update(self._task, total=state.rows, completed=state.about, description=text)
+        elif state.passes or state.done > state.before:
+            self.print_sometimes(text)
+
+    def _loading(self) -> None:
+        text = f"loading {self._model} ..."
+        self.bar.update(self._task, description=text)
+        if not progress_console.is_terminal and not self._said_loading:
+            progress_console.print(text, soft_wrap=True)
+        self._said_loading = True
 
 
 def _rates(state: "RunProgress", seconds: float) -> str:
-    done = state.done - state.before
-    if not done or seconds <= 0:
+    """From the first batch on."""
+    rows, passes = state.about - state.before, max(float(state.passes), state.spent)
+    if rows <= 0 or seconds <= 0:
         return ""
-    spent = state.totals.get("evaluations", 0) - state.earlier.get("evaluations", 0)
-    scored = max(1.0, state.totals.get("rows", 0))
-    error = state.totals.get("standard_error", 0) / scored
-    left = _duration(seconds / done * (state.rows - state.done))
-    speed = f"{done / seconds:,.1f} rows/s, {spent / seconds:,.0f} forward passes/s"
-    return f"{speed}, mean standard error {error:.3g}, {left} left"
+    speed = f", {rows / seconds:,.3g} rows/s, {passes / seconds:,.0f} forward passes/s"
+    scored = state.totals.get("rows", 0)
+    error = f", mean standard error {state.totals['standard_error'] / scored:.3g}" if scored else ""
+    return f"{speed}{error}, {_duration(seconds / rows * (state.rows - state.about))} left"

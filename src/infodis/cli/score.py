@@ -10,7 +10,7 @@ from rich.table import Table
 from infodis.cli.options import PrecisionOptions, ReadingOptions, RunOptions, Seed, with_options
 from infodis.cli.report import check_page, write_report
 from infodis.cli.running import input_rows, results
-from infodis.cli.screen import input_path, progress_console
+from infodis.cli.screen import input_path, progress_console, working
 from infodis.errors import InputError
 from infodis.models.spec import ModelSpec
 
@@ -210,6 +210,8 @@ def perplexity(
     if precision.evaluations is None and precision.standard_error is None and precision.relative is None:
         precision = dataclasses.replace(precision, evaluations=WINDOW_EVALUATIONS)
     job = PerplexityJob(model, precision.request(), precision.seed)
+    with working(f"loading {model.name}"):
+        job.load()
     longest = reading.max_length or job.loaded_model.length or WINDOW_TOKENS
     rolled = Windows(length or longest - sum(len(part) for part in job.loaded_model.around()), stride)
     rows = input_rows(input, precision.evaluations, reading, running)

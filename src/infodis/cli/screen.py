@@ -4,15 +4,18 @@ Nothing that a file holds does anything to a terminal: text is only text on thes
 libraries that warn or log are held to the same.
 """
 
+import contextlib
+import importlib
 import logging
+import math
 import os
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, ProgressColumn
@@ -22,6 +25,10 @@ from rich.text import Text
 from infodis.errors import InputError
 from infodis.files import check_apart, check_own
 from infodis.terminal import printable
+
+if TYPE_CHECKING:
+    from infodis.models.model import Model
+    from infodis.models.spec import ModelSpec
 
 LINES = "\n\t"
 """Control characters that texts of several lines are made of."""
@@ -126,6 +133,30 @@ def check_places(*results: Path | None, plot: Path | None = None, reads: Iterabl
         check_picture(plot)
 
 
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say what takes a while, on standard error: a spinner on a terminal, a line elsewhere."""
+    if progress_console.is_terminal:
+        with progress_console.status(f"{text} ..."):
+            yield
+        return
+    progress_console.print(f"{text} ...", soft_wrap=True)
+    yield
+
+
+def load_torch() -> None:
+    """Import torch, which takes seconds, and say so."""
+    if "torch" not in sys.modules:
+        with working("loading torch"):
+            importlib.import_module("torch")
+
+
+def load_model(spec: "ModelSpec") -> "Model":
+    """A model by its name, and say so while it loads."""
+    with working(f"loading {spec.name}"):
+        return spec.load()
+
+
 Progressing = TypeVar("Progressing", bound="ProgressLine")
 
 
@@ -134,7 +165,7 @@ class ProgressLine:
 
     def __init__(self, *columns: ProgressColumn, every: float) -> None:
         self.bar = Progress(*columns, console=progress_console, transient=True)
-        self._every, self._last = every, time.monotonic()
+        self._every, self._last = every, -math.inf
 
     def __enter__(self: Progressing) -> Progressing:
         if progress_console.is_terminal:
@@ -146,7 +177,7 @@ class ProgressLine:
             self.bar.stop()
 
     def print_sometimes(self, line: str) -> None:
-        """Print a line, unless one was printed a moment ago."""
+        """Print a line: the first, and then one every so many seconds."""
         if time.monotonic() - self._last >= self._every:
             self._last = time.monotonic()
             progress_console.print(line, soft_wrap=True)

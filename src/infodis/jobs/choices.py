@@ -53,6 +53,11 @@ class ChoiceJob(Job[Entry, Choices, Verdict]):
             "model": "text",
         }
 
+    @property
+    def passes_per_row(self) -> float:
+        """Of all its choices, of which most drop out early."""
+        return float(self.race.evaluations)
+
     def read(self, row: Entry) -> Choices:
         found = row.choices(self.loaded_model, self.reading)
         if self.normalise == "byte" and any(one.bytes is None for one in found.rows):

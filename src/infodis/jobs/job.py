@@ -28,6 +28,9 @@ from infodis.settings import settings_of
 DIGITS = 6
 """Decimals of numbers in records: a millionth of a nat is less than what float32 can tell."""
 
+TYPICAL_TOKENS = 64
+"""Of a row whose length is not known yet."""
+
 Row = TypeVar("Row", Entry, Window)
 Ready = TypeVar("Ready")
 Found = TypeVar("Found")
@@ -82,9 +85,22 @@ class Job(abc.ABC, Generic[Row, Ready, Found]):
         """Without the loaded models."""
         return {name: value for name, value in self.__dict__.items() if not name.startswith("loaded")}
 
+    def load(self) -> None:
+        """Load the models, unless they are: what fails here is no fault of a row."""
+        self.loaded_model, self.loaded_reference  # noqa: B018
+
+    @property
+    def is_loaded(self) -> bool:
+        return "loaded_model" in self.__dict__
+
+    @property
+    @abc.abstractmethod
+    def passes_per_row(self) -> float:
+        """Forward passes of a row, about: progress goes by them until the first rows are done."""
+
     def score(self, rows: Sequence[Row | Rejected]) -> tuple[list[Record], list[Record]]:
         """The records of some rows, and what is wrong with the others, by line."""
-        self.loaded_model, self.loaded_reference  # noqa: B018 - what fails here is no fault of a row
+        self.load()
         good: list[tuple[Row, Ready]] = []
         rejected: list[Rejected] = []
         for row in rows:
@@ -124,12 +140,21 @@ class RowJob(Job[Entry, Ready, Found]):
     def __post_init__(self) -> None:
         self.request.check_budget()
 
+    @property
+    def passes_per_row(self) -> float:
+        return float(self.request.first_rows(TYPICAL_TOKENS))
+
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceJob(RowJob[Ready, Found]):
     """The same under a second model too, if one is given."""
 
     reference: ModelSpec | None = None
+
+    @property
+    def passes_per_row(self) -> float:
+        """Of two texts, or of one with and without its prompt."""
+        return super().passes_per_row * (2 if self.reference is None else 4)
 
     @functools.cached_property
     def loaded_reference(self) -> Model | None:

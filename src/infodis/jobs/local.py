@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from infodis.errors import InfodisError, InputError
+from infodis.evaluate import Passed
 from infodis.jobs.run import Work
 from infodis.jobs.store import Done
 
@@ -31,7 +32,7 @@ class LocalProcesses:
         if self.workers < 1:
             raise InputError(f"There must be at least one worker, got {self.workers}.")
 
-    def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]:
+    def run(self, work: Work, shards: Iterable[int], passed: Passed) -> Iterator[Done]:
         left = iter(shards)
         busy: dict[Connection, _Worker] = {}
         deaths = 0
@@ -50,6 +51,10 @@ class LocalProcesses:
                         continue
                     if isinstance(answer, _Failure):
                         raise answer.error()
+                    if isinstance(answer, int):
+                        busy[worker.pipe] = worker
+                        passed(answer)
+                        continue
                     deaths = 0
                     yield answer
                     _assign(busy, worker, next(left, None))
@@ -107,12 +112,12 @@ def _assign(busy: dict[Connection, _Worker], worker: _Worker, shard: int | None)
 
 
 def _work(pipe: Connection, work: Work, parent: int) -> None:
-    """What a worker runs: shards in, results out, until there are no more or the parent is gone."""
+    """What a worker runs: shards in, forward passes and results out, until there are no more or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     try:
         while (shard := pipe.recv()) is not None:
-            pipe.send(work.do(shard))
+            pipe.send(work.do(shard, pipe.send))
     except EOFError:
         pass
     except (InfodisError, OSError) as error:

@@ -25,6 +25,7 @@ from typing import Any
 
 from infodis import __version__
 from infodis.errors import InfodisError, InputError
+from infodis.evaluate import Passed
 from infodis.files import UNFINISHED
 from infodis.jobs.run import Work
 from infodis.jobs.store import Done
@@ -71,7 +72,8 @@ class RayActors:
                     f"A worker takes a share of one or a whole number of {name}, like 0.5, 1 or 2; got {share:g}."
                 )
 
-    def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]:
+    def run(self, work: Work, shards: Iterable[int], passed: Passed) -> Iterator[Done]:
+        """Ray tells of finished shards only."""
         left = iter(shards)
         size = max(WINDOW, WINDOW_PER_WORKER * self.workers)
         with _marked(work) as home, self._connected():

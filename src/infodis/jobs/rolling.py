@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from infodis.estimate import Request, estimate_items
 from infodis.jobs.documents import Window
-from infodis.jobs.job import ESTIMATE_COLUMNS, Job, Record, estimate_fields, rounded
+from infodis.jobs.job import ESTIMATE_COLUMNS, TYPICAL_TOKENS, Job, Record, estimate_fields, rounded
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import PerplexitySummary
 from infodis.result import Estimate
@@ -28,6 +28,10 @@ class PerplexityJob(Job[Window, Window, Estimate]):
     @property
     def columns(self) -> Columns:
         return {"id": "text", "window": "whole", **ESTIMATE_COLUMNS, "bytes": "number"}
+
+    @property
+    def passes_per_row(self) -> float:
+        return float(self.request.first_rows(TYPICAL_TOKENS))
 
     def read(self, row: Window) -> Window:
         return row

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from infodis.errors import InfodisError, InputError
+from infodis.evaluate import Passed, counting_passes
 from infodis.files import atomic_file, atomic_text, digest_of
 from infodis.jobs import store as stores
 from infodis.jobs.job import Job
@@ -71,13 +72,16 @@ class Work:
     threads: int | None = None
     """Of a worker on the processor; None leaves it to torch."""
 
-    def do(self, shard: int) -> Done:
-        """Read a shard, score its rows, commit the part. The first one loads the model."""
+    def do(self, shard: int, passed: Passed = lambda count: None) -> Done:
+        """Read a shard, score its rows, commit the part. The first one loads the model, and then says so: 0 passes."""
         if self.threads is not None:
             import torch
 
             torch.set_num_threads(self.threads)
-        records, rejected = self.job.score(self.rows.read(shard))
+        self.job.load()
+        passed(0)
+        with counting_passes(passed):
+            records, rejected = self.job.score(self.rows.read(shard))
         totals = dict.fromkeys(SUMS, 0.0)
         for record in records:
             for name in SUMS:
@@ -88,17 +92,20 @@ class Work:
 
 @runtime_checkable
 class Executor(Protocol):
-    """Who does the shards. They may come back in any order; each is committed before it comes back."""
+    """Who does the shards. They may come back in any order; each is committed before it comes back.
 
-    def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]: ...
+    `passed` is told, where that is possible, when models are loaded (0) and of forward passes before a shard is done.
+    """
+
+    def run(self, work: Work, shards: Iterable[int], passed: Passed) -> Iterator[Done]: ...
 
 
 @dataclasses.dataclass(frozen=True)
 class InProcess:
     """One shard after another, here."""
 
-    def run(self, work: Work, shards: Iterable[int]) -> Iterator[Done]:
-        return map(work.do, shards)
+    def run(self, work: Work, shards: Iterable[int], passed: Passed) -> Iterator[Done]:
+        return (work.do(shard, passed) for shard in shards)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +121,24 @@ class RunProgress:
     totals: dict[str, float]
     earlier: dict[str, float]
     """The totals of what an earlier run had done."""
+    loaded: bool = True
+    """Whether the models are loaded: before that nothing is scored."""
+    passes: int = 0
+    """Forward passes that this run has made."""
+    passes_per_row: float = 1.0
+    """About, until rows are done that say it."""
+
+    @property
+    def spent(self) -> float:
+        """Forward passes of rows that this run has done."""
+        return self.totals.get("evaluations", 0.0) - self.earlier.get("evaluations", 0.0)
+
+    @property
+    def about(self) -> float:
+        """Rows that are done, and of those under way as much as their forward passes say."""
+        finished = self.done - self.before
+        each = self.spent / finished if self.spent and finished else self.passes_per_row
+        return min(float(self.rows), self.done + max(0.0, self.passes - self.spent) / each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,16 +196,46 @@ def _run(plan: RunPlan, directory: Path, show: Callable[[RunProgress], None]) ->
     stores.check_replaceable(plan.out)
     rows, settings = _begin(plan, directory)
     store = Store(directory, rows.shards)
-    before, earlier = store.done_rows, dict(store.totals)
     work = Work(rows, plan.job, store.parts, plan.threads)
-    with contextlib.closing(_do_missing(plan.executor, work, store)) as steps:
+    reporter = _Reporter(work, store, show)
+    with contextlib.closing(_do_missing(plan.executor, work, store, reporter.passed)) as steps:
         for _ in steps:
-            show(RunProgress(rows.rows, store.done_rows, before, store.totals, earlier))
+            reporter.report()
             if plan.strict and (row := store.first_rejected()) is not None:
                 raise InputError(f"Line {row['line']} cannot be scored: {row['reason']} Fix it, or leave --strict out.")
     joined = _join(plan, store, settings)
     (directory / stores.SETTINGS).unlink()
     return joined
+
+
+class _Reporter:
+    """Tells how far a run is."""
+
+    def __init__(self, work: Work, store: Store, show: Callable[[RunProgress], None]) -> None:
+        self._work, self._store, self._show = work, store, show
+        self._before, self._earlier = store.done_rows, dict(store.totals)
+        self._loaded, self._passes = work.job.is_loaded or not len(store.missing), 0
+
+    def passed(self, count: int) -> None:
+        """A batch is done, or models are loaded."""
+        self._loaded = True
+        self._passes += count
+        self.report()
+
+    def report(self) -> None:
+        done = self._store.done_rows
+        self._show(
+            RunProgress(
+                self._work.rows.rows,
+                done,
+                self._before,
+                dict(self._store.totals),
+                self._earlier,
+                self._loaded or done > self._before,
+                self._passes,
+                self._work.job.passes_per_row,
+            )
+        )
 
 
 def _begin(plan: RunPlan, directory: Path) -> tuple[Shards, dict[str, Any]]:
@@ -199,11 +254,11 @@ def _begin(plan: RunPlan, directory: Path) -> tuple[Shards, dict[str, Any]]:
     return rows, settings
 
 
-def _do_missing(executor: Executor, work: Work, store: Store) -> Generator[None, None, None]:
+def _do_missing(executor: Executor, work: Work, store: Store, passed: Passed) -> Generator[None, None, None]:
     """Do the shards that are missing. Yields when there is something to show: at first, and after every shard."""
     yield
     if len(store.missing):
-        for done in executor.run(work, store.missing.tolist()):
+        for done in executor.run(work, store.missing.tolist(), passed):
             store.add(done)
             yield
 
