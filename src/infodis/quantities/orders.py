@@ -46,7 +46,7 @@ def order_nll(
 
     >>> import infodis
     >>> round(order_nll(infodis.load("text8-tiny"), "paris", prompt="the capital of france is ").value)
-    6
+    12
     """
     item = read_item(predictor, tokens, prompt=prompt, target=target, context=context)
     batching = Batching(Request(batch_size=batch_size).batch_size)

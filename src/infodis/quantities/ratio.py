@@ -134,7 +134,7 @@ def log_ratio(
 
     >>> import infodis
     >>> model = infodis.load("text8-tiny")
-    >>> log_ratio(model, "there", "their", prompt="she went ").value > 0
+    >>> log_ratio(model, "the cat", "teh cat").value > 0
     True
     """
     if (x is None) == (reference is None):
