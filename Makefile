@@ -7,7 +7,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile --con
 DEMO := .venv/.demo
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-browser test-transformers-4 faults mutations check smoke bench docs dist clean
+.PHONY: demo test test-all test-browser test-transformers-4 faults mutations check smoke bench docs tutorials screenshots dist clean
 
 $(DEMO): pyproject.toml $(CONSTRAINTS)  # what the demo needs
 	$(PYTHON) -m venv .venv
@@ -67,9 +67,18 @@ bench: $(STAMP)  ## the numbers of docs/benchmarks.md
 	$(BIN)/infodis bench engine --out out/bench
 	$(BIN)/python benchmarks/startup.py
 
-docs: $(STAMP)  ## HTML documentation in docs/_build
+docs: $(STAMP)  ## HTML documentation in docs/_build/html; its search, snippets and notebooks are tried
 	$(BIN)/python $(INSTALL) --editable '.[docs]'
-	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
+	$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
+	$(BIN)/python -m pytest -q tests/docs
+
+tutorials: $(STAMP)  ## run the notebooks of docs/tutorials again and keep their outputs
+	$(BIN)/python $(INSTALL) --editable '.[docs]'
+	$(BIN)/python tests/docs/notebooks.py
+
+screenshots: docs  ## pictures of the site for the documentation, by chromium
+	$(BIN)/python $(INSTALL) --editable '.[browser]'
+	$(BIN)/python tests/apps/browser/screenshots.py --site docs/_build/html --out docs/images
 
 dist: $(DEMO)  ## sdist and wheel in dist, and the wheel tried in an empty environment
 	$(BIN)/python $(INSTALL) --editable '.[dist]'

@@ -56,6 +56,12 @@ class Auto(MaskDesign):
     The pilot's masks are fixed, not drawn, and its rows do not enter the estimate: looking at them cannot bias it. They
     count towards the budget. Only where that leaves `Orders` less than two orders, the pilot comes on top, by at most
     four rows.
+
+    >>> import infodis
+    >>> from infodis.oracle import MarkovChain
+    >>> chain = MarkovChain.random(order=1, vocab_size=3)
+    >>> infodis.nll(chain, [0, 1, 2]).design, infodis.nll(chain, [0, 1, 2] * 6, evaluations=256).design
+    (Enumerate(), Orders(antithetic=False))
     """
 
     tiled: Tiled = Tiled()

@@ -156,6 +156,13 @@ class Estimate(Replicated):
 
     `per_token` holds the credit of every target position, in the order of `target`; credits add up to `value` and are
     the Shapley values of the game v(S) = -log p(x_S).
+
+    >>> import infodis
+    >>> from infodis.oracle import MarkovChain
+    >>> estimate = infodis.nll(MarkovChain.random(order=1, vocab_size=3), [0, 1, 2, 0, 1], design=infodis.Tiled())
+    >>> low, high = estimate.interval()
+    >>> low < estimate.value < high, abs(float(estimate.per_token.sum()) - estimate.value) < 1e-9
+    (True, True)
     """
 
     per_token: Float64[Tensor, " target"]

@@ -32,7 +32,15 @@ Sign = Literal[1, -1]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratio(Replicated):
-    """A sum of sign x log p in nats, in most cases log p(y) - log p(x), with the `nll` of every side."""
+    """A sum of sign x log p in nats, in most cases log p(y) - log p(x), with the `nll` of every side.
+
+    >>> import infodis
+    >>> from infodis.oracle import MarkovChain
+    >>> ratio = infodis.log_ratio(MarkovChain.random(order=1, vocab_size=3), [0, 1, 2], [2, 1, 0])
+    >>> y, x = ratio.sides
+    >>> abs(ratio.value - (x.value - y.value)) < 1e-9
+    True
+    """
 
     sides: tuple[Estimate, ...]
     signs: tuple[Sign, ...]

@@ -1,6 +1,7 @@
-"""The pictures of docs/audit.md, from a report.
+"""Pictures for the documentation: of a report (docs/audit.md), and of the built site (`make screenshots`).
 
 python tests/apps/browser/screenshots.py out/audit/shuffled-against-text8/report.html --out docs/images
+python tests/apps/browser/screenshots.py --site docs/_build/html --out docs/images
 """
 
 import argparse
@@ -30,14 +31,32 @@ def take(browser: Browser, report: Path, out: Path) -> None:
         context.close()
 
 
+def take_site(browser: Browser, site: Path, out: Path) -> None:
+    """The landing page, and what a notebook shows of some scores."""
+    context = browser.new_context(color_scheme="light", viewport={"width": 1280, "height": 900}, device_scale_factor=1)
+    page = context.new_page()
+    page.goto((site / "index.html").resolve().as_uri())
+    page.wait_for_timeout(500)
+    page.screenshot(path=out / "landing.png")
+    page.goto((site / "tutorials" / "masked-lm.html").resolve().as_uri())
+    shown = page.locator(".cell", has=page.locator(".cell_output svg[role=img]")).first
+    shown.scroll_into_view_if_needed()
+    shown.screenshot(path=out / "notebook.png")
+    context.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path)
+    parser.add_argument("report", type=Path, nargs="?")
+    parser.add_argument("--site", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     given = parser.parse_args()
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        take(browser, given.report, given.out)
+        if given.report is not None:
+            take(browser, given.report, given.out)
+        if given.site is not None:
+            take_site(browser, given.site, given.out)
         browser.close()
 
 
