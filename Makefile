@@ -28,11 +28,12 @@ test-all: $(STAMP)  ## the slow ones too
 	$(BIN)/python -m pytest -n 2 -q -m 'slow or not slow' --timeout=1800
 
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
-test-browser: $(STAMP)  ## reports in a real browser: Debian's chromium, installed if it is not there
+test-browser: $(STAMP)  ## reports and the documentation in a real browser: Debian's chromium, installed if it is not there
 	@command -v chromium >/dev/null \
 		|| { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qq --yes --no-install-recommends chromium; } \
 		|| { echo "Browser tests need chromium, and apt-get could not install it. Install it by hand, then try again." >&2; exit 1; }
-	$(BIN)/python $(INSTALL) --editable '.[browser]'
+	$(BIN)/python $(INSTALL) --editable '.[browser,docs]'
+	$(BIN)/python -m sphinx -q -b html docs docs/_build/html
 	$(BIN)/python -m pytest -q tests/apps/browser
 
 test-transformers-4: pyproject.toml $(CONSTRAINTS)  ## models of transformers, with its last version 4
