@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from infodis.design import TimeIntegral as TimeIntegral
     from infodis.design import UniformCount as UniformCount
     from infodis.estimate import nll as nll
+    from infodis.models.doctor import doctor as doctor
     from infodis.models.loading import load as load
     from infodis.noise.dse import dse_nll as dse_nll
     from infodis.noise.gaussian import gaussian_nll as gaussian_nll
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from infodis.scores import Score as Score
     from infodis.scores import Scores as Scores
     from infodis.scores import score as score
+    from infodis.train.validation import validation_nll as validation_nll
 
 __version__ = "0.2.0"
 
@@ -52,6 +54,7 @@ _HOMES = {
         *("TimeFree", "TimeIntegral", "UniformCount"),
     ),
     "estimate": ("nll",),
+    "models.doctor": ("doctor",),
     "models.loading": ("load",),
     "noise.dse": ("dse_nll",),
     "noise.gaussian": ("gaussian_nll",),
@@ -63,6 +66,7 @@ _HOMES = {
     "quantities.ratio": ("Ratio", "log_ratio"),
     "result": ("Estimate",),
     "scores": ("Score", "Scores", "score"),
+    "train.validation": ("validation_nll",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

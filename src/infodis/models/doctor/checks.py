@@ -10,15 +10,23 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
 
 import torch
 
+from infodis import notebook
 from infodis.errors import InfodisError
-from infodis.models.doctor.examples import SENTENCES, ModelUnderTest, alternate_surprisals, read_example
+from infodis.models.doctor.examples import (
+    SENTENCES,
+    ModelUnderTest,
+    alternate_surprisals,
+    read_example,
+    with_examples,
+)
 from infodis.models.doctor.precision import both_precisions, dtype_of, is_half
 from infodis.models.doctor.swaps import surely_above, swap_scores, unlike_neighbours
+from infodis.models.model import Model
 from infodis.models.tokenizers import Tokenizer
 from infodis.predictor import RowPredictor, check_log_conditionals
 from infodis.rng import stream
@@ -39,6 +47,47 @@ class CheckResult:
     """What to do if it is wrong."""
     check: str = ""
     """Its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckResults:
+    """What all checks found about a model."""
+
+    model: str
+    results: tuple[CheckResult, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return all(one.verdict != "wrong" for one in self.results)
+
+    def __iter__(self) -> Iterator[CheckResult]:
+        return iter(self.results)
+
+    def __repr__(self) -> str:
+        counts = (f"{sum(one.verdict == verdict for one in self.results)} {verdict}" for verdict in get_args(Verdict))
+        return f"CheckResults({self.model}: {', '.join(counts)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                notebook.text(one.check),
+                f"<b>{one.verdict}</b>" if one.verdict == "wrong" else one.verdict,
+                notebook.text(one.detail if one.verdict == "ok" else f"{one.detail} {one.hint}", 500),
+            )
+            for one in self.results
+        ]
+        return notebook.table(("check", "verdict", "what was found"), rows, caption=f"Is {self.model} wired right?")
+
+
+def doctor(model: Model, texts: Sequence[str] = ()) -> CheckResults:
+    """Is a model wired as it should be? All checks of `infodis doctor`; `texts` are of the kind that it should know.
+
+    >>> import infodis
+    >>> doctor(infodis.load("text8-tiny")).ok
+    True
+    """
+    return CheckResults(model.name, tuple(examine(with_examples(model, texts))))
 
 
 def examine(subject: ModelUnderTest) -> Iterator[CheckResult]:
