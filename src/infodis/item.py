@@ -235,7 +235,7 @@ def _check_predictor(predictor: object) -> None:
     )
 
 
-def list_sequences(tokens: Tokens) -> tuple[list, bool]:
+def list_sequences(tokens: Any) -> tuple[list, bool]:
     """A list of sequences, and whether it was one sequence."""
     if isinstance(tokens, str | Item):
         return [tokens], True
@@ -305,7 +305,7 @@ def _prompts(prompt: Any, count: int) -> list[str]:
 
 
 def _is_number(value: object) -> bool:
-    return not isinstance(value, Iterable) or (isinstance(value, Tensor) and value.ndim == 0)
+    return not isinstance(value, Iterable | Item) or (isinstance(value, Tensor) and value.ndim == 0)
 
 
 def _one_for_each(sets: Any, count: int, name: str) -> list:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, overload
 
+import torch
 from torch import Tensor, nn
 
 from infodis import notebook
@@ -23,7 +24,7 @@ from infodis.design import MaskDesign
 from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request, estimate_items
 from infodis.figures import Figure, bars, histogram
-from infodis.item import Item, TextReader, Vocabulary, list_sequences, text_reader
+from infodis.item import Item, TextReader, Vocabulary, as_sequence, list_sequences, text_reader
 from infodis.models.loading import load
 from infodis.models.model import Model, item_of
 from infodis.models.tokenizers import Tokenizer, as_tokenizer
@@ -432,8 +433,8 @@ def _token_item(row: Any, prompt: Any) -> Item:
         return row if isinstance(row, Item) else Item.read(row)
     if isinstance(prompt, str) or isinstance(row, Item):
         raise InputError(f"A prompt of token ids must be token ids, got {prompt!r}. Encode it: model.encode(prompt).")
-    before = list(prompt)
-    return Item.read([*before, *row], context=range(len(before)))
+    before = as_sequence(prompt)
+    return Item.read(torch.cat([before, as_sequence(row)]), context=range(len(before)))
 
 
 def _check_lengths(predictor: Predictor, items: Sequence[Item]) -> None:

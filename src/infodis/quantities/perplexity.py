@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from infodis import notebook
 from infodis.auto import Auto
 from infodis.control import Control, Neighbours
 from infodis.design import MaskDesign
@@ -99,6 +100,18 @@ class Perplexity:
 
     def __float__(self) -> float:
         return self.perplexity
+
+    def _repr_html_(self) -> str:
+        size = [] if self.bits_per_byte is None else [("bits per byte", f"{self.bits_per_byte:.4g}")]
+        facts = [
+            ("perplexity", f"<b>{notebook.text(Measured(self.perplexity, self.perplexity_error))}</b>"),
+            ("bits per token", f"{self.bits_per_token:.4g}"),
+            *size,
+            ("tokens", f"{self.tokens}"),
+            ("windows", f"{self.windows}"),
+            ("forward passes", f"{self.evaluations}"),
+        ]
+        return notebook.facts(facts, caption="perplexity, ± the standard error of the masks")
 
     def __repr__(self) -> str:
         size = "" if self.bits_per_byte is None else f", bits_per_byte={self.bits_per_byte:.4f}"
