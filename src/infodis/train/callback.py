@@ -34,7 +34,7 @@ class ValidationCallback(transformers.TrainerCallback):
     ) -> None:
         if every < 1:
             raise InputError(f"every must be at least 1 step, got {every}.")
-        self.texts = texts if isinstance(texts, str) else list(texts)
+        self.texts: Tokens = texts
         self.options: dict[str, Any] = {"tokenizer": tokenizer, "mask_token": mask_token, "evaluations": evaluations}
         self.every = every
         self.history: list[Validation] = []
