@@ -1,7 +1,9 @@
 """Audits: what is looked at against exact answers, groups and scores, and the command from files to findings."""
 
+import csv
 import json
 import math
+import re
 from dataclasses import astuple
 from pathlib import Path
 
@@ -226,6 +228,42 @@ def test_the_command_leaves_records_statistics_figures_and_a_report(files, tmp_p
     invoke("audit", files["plain"], files["odd"], *QUICK, "--names", "plain,odd", "--out", out)
     assert (out / "a.jsonl").read_bytes() == records
     assert (out / "report.html").read_text() == page
+
+
+def test_a_reversed_audit_reverses_its_rule(files, tmp_path):
+    """The strange rows are given as those that should be familiar: the page flags low scores, and says so."""
+    out = tmp_path / "audit"
+    told = invoke("audit", files["odd"], files["plain"], *QUICK, "--names", "odd,plain", "--out", out)
+    found = json.loads((out / "audit.json").read_text())
+    assert found["separations"][0]["auroc"]["value"] < 0.2
+    (sentence,) = [text for text in found["findings"] if "the rule is reversed here" in text]
+    assert "lower nll per token = plain: rows at or below" in sentence
+    assert "the rule is reversed here" in " ".join(told.split())
+    start = float(re.search(r"rows at or below (\S+) are", sentence)[1])
+    flagged = {}
+    for name in "ab":
+        records = [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+        flagged[name] = sum(one["value"] / one["tokens"] <= start + 1e-3 for one in records) / len(records)
+    assert flagged["a"] == 1 / len(TEXTS)  # of the negatives one in twenty, or a single one if they are few
+    assert flagged["b"] > 0.5
+    with (out / "figures" / "roc.csv").open() as file:
+        curve = [(float(row["x"]), float(row["y"])) for row in csv.DictReader(file) if row["kind"] == "curve"]
+    assert len(curve) > 2
+    assert all(y >= x for x, y in curve)  # of the rule that is used: above the diagonal
+    right = invoke("audit", files["plain"], files["odd"], *QUICK, "--out", tmp_path / "right")
+    assert "the rule is reversed" not in " ".join(right.split())
+
+
+def test_an_audit_of_a_few_rows_has_no_histogram(files, tmp_path):
+    few = [write_rows(tmp_path / f"{name}3.jsonl", read_rows(files[name])[:3]) for name in ("plain", "odd")]
+    invoke("audit", *few, *QUICK, "--out", tmp_path / "audit")
+    names = {path.name for path in (tmp_path / "audit" / "figures").iterdir()}
+    assert "roc.svg" in names
+    assert "histogram.svg" not in names
+
+
+def read_rows(path: str) -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def test_two_fields_of_one_file_are_pairs_by_id(files, tmp_path):

@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -332,3 +333,60 @@ def test_attributions_add_up(tmp_path):
     invoke("report", out, "--out", tmp_path / "page.html")
     told = invoke("attribute", "--prompt", "the king of ", "--text", "france", "--evaluations", "64", "--threads", "1")
     assert "The prompt explains" in told.output
+
+
+def test_reasons_of_rejected_rows_are_on_the_screen(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("sentence\n" + "some words\n" * 3)
+    told = invoke("score", path, "--out", tmp_path / "out.jsonl", *FEW, code=3).output
+    assert "All rows were rejected" in told
+    assert "3 rows, first on line 2: text: A row needs text" in told
+    assert "say so: --field text=NAME" in told
+    (tmp_path / "some.jsonl").write_text('{"text": "a"}\n{"text": ""}\n{"text": 3}\n{"text": 4}\n[]\n{"text": null}\n')
+    piped = invoke("score", tmp_path / "some.jsonl", *FEW, code=3).stderr
+    assert "5 of 6 rows were rejected. Name an output with --out" in piped
+    assert "2 rows, first on line 3: text: It must be a text; it is a number." in piped
+    assert "and 1 other reasons" in piped
+    with pytest.raises(InputError, match=r"holds no text to score\. Line 2: A row needs text"):
+        invoke("perplexity", path, *FEW)
+
+
+def test_undecided_questions_are_not_counted_as_decided(tmp_path):
+    path, out = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
+    clear = {"prompt": "the capital of ", "choices": ["xqzjv kkq", "france is", "wwwwwwwww"], "answer": "B"}
+    tied = {"prompt": "the capital of ", "choices": ["france is", "france is"], "answer": "B"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in (clear, clear | {"prompt": "a town in "}, tied)))
+    told = invoke("choose", path, "--out", out, "--threads", "1").output
+    assert [record["decided"] for record in read(out)] == [True, True, False]
+    summary = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["summary"]
+    assert (summary["decided"], summary["undecided"], summary["answered"]) == (2, 1, 3)
+    assert (summary["accuracy"], summary["undecided_best_guess_accuracy"]) == (1.0, 0.0)
+    assert summary["best_guess_accuracy"] == pytest.approx(2 / 3)
+    for words in ("undecided: gave up", "accuracy of decided questions", "accuracy with best guesses"):
+        assert words in told
+
+
+def test_perplexity_has_an_error(tmp_path):
+    (tmp_path / "novel.txt").write_text(" ".join(TEXTS) * 8)
+    told = invoke("perplexity", tmp_path / "novel.txt", "--out", tmp_path / "out.jsonl", "--length", "64", *FEW).output
+    found = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["summary"]
+    bits = found["bits_per_token"]
+    assert found["perplexity"] == pytest.approx(2 ** bits["value"])
+    for name in ("monte_carlo_error", "sampling_error"):
+        slope = (2 ** (bits["value"] + 1e-6) - 2 ** (bits["value"] - 1e-6)) / 2e-6
+        assert found[f"perplexity_{name}"] == pytest.approx(slope * bits[name], rel=1e-6)
+    ends = [2 ** (bits["value"] + sign * 1.96 * bits["sampling_error"]) for sign in (-1, 1)]
+    assert found["perplexity_interval"] == pytest.approx(ends)
+    assert "95 % interval" in told
+
+
+def test_help_names_the_true_default_of_perplexity():
+    told = " ".join(re.sub(r"[^\w:; ]", " ", invoke("perplexity", "--help").output).split())
+    assert "Forward passes for each window: 32" in told
+    assert "for each row: 128" not in told
+
+
+def test_attributions_number_their_tokens(tmp_path):
+    told = invoke("attribute", "--prompt", "the king of ", "--text", "france", "--evaluations", "64", "--threads", "1")
+    table = told.output.partition("What helps")[2]
+    assert re.search(r"│ \d+ \S", table)

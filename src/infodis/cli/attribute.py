@@ -93,9 +93,10 @@ def _show(record: dict[str, Any]) -> None:
         shaded.append(piece, style=f"black {shade}" if shade else "")
     console.print(shaded)
     console.print(f"nll {record['value']:.3f} ± {record['standard_error']:.3f} nats")
-    tokens = Table("token", "nats", "±", title="What every token costs")
-    for piece, nats, error in zip(pieces, record["per_token"], record["per_token_error"], strict=True):
-        tokens.add_row(_visible(piece), f"{nats:.3f}", f"{error:.3f}")
+    tokens = Table("", "token", "nats", "±", title="What every token costs")
+    numbers = zip(pieces, record["per_token"], record["per_token_error"], strict=True)
+    for place, (piece, nats, error) in enumerate(numbers, start=1):
+        tokens.add_row(str(place), _visible(piece), f"{nats:.3f}", f"{error:.3f}")
     console.print(tokens)
     if "influence" in record:
         explained = f"{record['explained']:.3f} ± {record['explained_error']:.3f}"
@@ -106,15 +107,16 @@ def _show(record: dict[str, Any]) -> None:
 def _strongest(record: dict[str, Any], pieces: list[str]) -> Table:
     """Influences that are surely there, the largest first."""
     before = record.get("prompt_pieces") or [str(n) for n in range(len(record["influence"][0]))]
-    table = Table("token of the prompt", "changes", "by nats", "±", title="What helps (+) and what misleads (-)")
+    title = "What helps (+) and what misleads (-), tokens with their places"
+    table = Table("token of the prompt", "changes", "by nats", "±", title=title)
     found = [
-        (nats, error, before[column], pieces[row])
+        (nats, error, f"{column + 1} {_visible(before[column])}", f"{row + 1} {_visible(pieces[row])}")
         for row, (effects, errors) in enumerate(zip(record["influence"], record["influence_error"], strict=True))
         for column, (nats, error) in enumerate(zip(effects, errors, strict=True))
         if abs(nats) > SURE * error
     ]
     for nats, error, helper, helped in sorted(found, key=lambda one: -abs(one[0]))[:STRONGEST]:
-        table.add_row(_visible(helper), _visible(helped), f"{nats:+.3f}", f"{error:.3f}")
+        table.add_row(helper, helped, f"{nats:+.3f}", f"{error:.3f}")
     total = sum(len(row) for row in record["influence"])
     table.caption = f"{len(found)} of {total} influences are beyond {SURE:g} standard errors"
     return table

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infodis.cli.options import ReadingOptions, RunOptions, Seed, with_options
-from infodis.cli.running import REJECTED, dry_run, finish, input_rows
+from infodis.cli.running import REJECTED, dry_run, finish, input_rows, show_rejected
 from infodis.cli.screen import console, input_path, progress_console
 from infodis.errors import InputError
 from infodis.files import check_apart, check_own
@@ -187,8 +187,7 @@ def _measured(
     progress_console.print(f"{side.name}: {side.input}", soft_wrap=True)
     finished = finish(job, _rows(side, job, reading, running), running, out, reads=reads)
     if finished.rejected is not None:
-        count = int(finished.totals["rejected"])
-        progress_console.print(f"{count:,} rows were rejected: {finished.rejected}", soft_wrap=True)
+        show_rejected(finished.rejected, finished.totals, progress_console)
     return Group.read(side.name, out, rejected=int(finished.totals.get("rejected", 0)))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import sys
 import tempfile
@@ -34,6 +35,9 @@ LOG_SECONDS = 10
 
 SUMMARIES = ("perplexity",)
 """Commands of which only the summary is wanted, unless an output is named."""
+
+SHOWN_REASONS, MOST_REASONS = 3, 1000
+"""Reasons of rejected rows that are printed, and that are told apart."""
 
 SAMPLE = 16
 """Rows that a dry run scores to see how long they take."""
@@ -69,11 +73,25 @@ class Results:
         if self.named:
             self.screen.print(f"Records: {finished.out}")
         if finished.rejected is not None:
-            count, where = int(finished.totals["rejected"]), f": {finished.rejected}"
-            if not self.named:
-                self.screen.print(finished.rejected.read_text(encoding="utf-8").rstrip())
-                where = ", see above."
-            self.screen.print(f"{count:,} rows were rejected{where}")
+            show_rejected(finished.rejected, finished.totals, self.screen, named=self.named)
+
+
+def show_rejected(path: Path, totals: dict[str, float], screen: Console, *, named: bool = True) -> None:
+    """How many rows were rejected and why: the most frequent reasons, each with its first line."""
+    count, scored = int(totals["rejected"]), int(totals.get("rows", 0))
+    reasons: dict[str, list[int]] = {}
+    with path.open(encoding="utf-8") as file:
+        for row in map(json.loads, file):
+            reason = f"{row['field']}: {row['reason']}" if row["field"] else row["reason"]
+            if reason in reasons or len(reasons) < MOST_REASONS:
+                reasons.setdefault(reason, [0, row["line"]])[0] += 1
+    share = f"{count:,} of {count + scored:,}" if scored else "All"
+    where = f": {path}" if named else ". Name an output with --out to have them in a file."
+    screen.print(f"{share} rows were rejected{where}", soft_wrap=True)
+    for reason, (rows, line) in sorted(reasons.items(), key=lambda one: -one[1][0])[:SHOWN_REASONS]:
+        screen.print(f"  {rows:,} row{'s' if rows > 1 else ''}, first on line {line}: {reason}", soft_wrap=True)
+    if len(reasons) > SHOWN_REASONS:
+        screen.print(f"  and {len(reasons) - SHOWN_REASONS:,} other reasons", soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -169,17 +169,27 @@ def choose(
 
 def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
     table = Table("quantity", "value", title=f"choices of {input} under {model}", show_header=False)
+    rows, undecided = max(1, found["rows"]), found["undecided"]
     table.add_row("questions", f"{found['rows']:,.0f}")
-    table.add_row("decided", f"{found['decided']:,} ({100 * found['decided'] / max(1, found['rows']):.1f} %)")
-    if found["accuracy"] is not None:
-        error = found["accuracy_standard_error"]
-        table.add_row("accuracy", f"{found['accuracy']:.4f}" + ("" if error is None else f" ± {error:.4f}"))
+    table.add_row("decided", f"{found['decided']:,} ({100 * found['decided'] / rows:.1f} %)")
+    if undecided:
+        table.add_row("undecided: gave up, too close to call", f"{undecided:,} ({100 * undecided / rows:.1f} %)")
+    _add_share(table, "accuracy of decided questions", found, "accuracy")
+    if undecided:
+        _add_share(table, "accuracy of best guesses on the undecided", found, "undecided_best_guess_accuracy")
+        _add_share(table, "accuracy with best guesses", found, "best_guess_accuracy")
     if found["evaluations_per_choice"] is not None:
         table.add_row("forward passes per choice", f"{found['evaluations_per_choice']:.1f}")
     table.add_row("forward passes", f"{found['evaluations']:,.0f}")
     if found.get("rejected"):
         table.add_row("rejected rows", f"{found['rejected']:,.0f}")
     return table
+
+
+def _add_share(table: Table, title: str, found: dict[str, Any], name: str) -> None:
+    if found[name] is not None:
+        error = found[f"{name}_standard_error"]
+        table.add_row(title, f"{found[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))
 
 
 @with_options
@@ -194,6 +204,12 @@ def perplexity(
         int | None, typer.Option(min=1, help="Tokens scored per window, given the rest. Default: all, given nothing.")
     ] = None,
     windows: Annotated[int | None, typer.Option(min=1, help="Score so many, evenly spread. Default: all.")] = None,
+    evaluations: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Forward passes for each window: {WINDOW_EVALUATIONS}; with an error asked for at most 4,096."
+        ),
+    ] = None,
 ) -> None:
     """Bits per token and per byte of long documents, with the error from masks and the error from text.
 
@@ -207,7 +223,7 @@ def perplexity(
     from infodis.quantities.perplexity import Windows
 
     _check_documents(input, reading, running)
-    if precision.evaluations is None and precision.standard_error is None and precision.relative is None:
+    if evaluations is None and precision.standard_error is None and precision.relative is None:
         precision = dataclasses.replace(precision, evaluations=WINDOW_EVALUATIONS)
     job = PerplexityJob(model, precision.request(), precision.seed)
     with working(f"loading {model.name}"):
@@ -237,7 +253,10 @@ def _perplexity_table(found: dict[str, Any], input: str, model: str, windows: "W
     _add_rate(table, "bits per token", found["bits_per_token"])
     _add_rate(table, "bits per byte", found["bits_per_byte"])
     if found["perplexity"] is not None:
-        table.add_row("perplexity per token", f"{found['perplexity']:.3f}")
+        numbers = (found[f"perplexity{name}"] for name in ("", "_monte_carlo_error", "_sampling_error"))
+        table.add_row("perplexity per token", *("" if one is None else f"{one:.3f}" for one in numbers))
+        low, high = found["perplexity_interval"]
+        table.add_row("its 95 % interval", f"{low:.3f} to {high:.3f}")
     table.add_section()
     given = "" if windows.stride is None else f", {windows.stride} of each given the rest"
     table.add_row("tokens", f"{found['tokens']:,}")

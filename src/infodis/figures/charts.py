@@ -51,11 +51,8 @@ def histogram(
     ]
     several = len(groups) > 1
     height = _quantity("share" if several else "count", "share of the group" if several else "rows")
-    height = {
-        **height,
-        "axis": {"format": "%", "tickCount": 4} if several else {"format": "d", "tickCount": 4, "tickMinStep": 1},
-        "stack": None,
-    }
+    ticks = {"format": "%", "tickMinStep": 0.01} if several else {"format": "d", "tickMinStep": 1}
+    height = {**height, "axis": {"tickCount": 4, **ticks}, "stack": None}
     inside = {"domain": [edges[0], edges[-1]], "nice": False, "clamp": True}
     across = {**_quantity("start", axis), "scale": inside, "bin": {"binned": True}, "axis": {"tickCount": 8}}
     bars: dict[str, Any] = {

@@ -80,7 +80,7 @@ class WindowShards:
                 f"Tokens in {self.directory} were changed meanwhile. Run the same command again: it makes them anew."
             )
         tokens = np.memmap(self.directory / TOKENS, dtype=np.int32, mode="r")
-        found: list[Window | Rejected] = list(self._rejected()) if shard == 0 else []
+        found: list[Window | Rejected] = list(_rejected(self.directory)) if shard == 0 else []
         with (self.directory / IDS).open("rb") as ids:
             found += [self._window(self._place(number), tokens, ids) for number in numbers]
         return found
@@ -110,11 +110,6 @@ class WindowShards:
         ids.seek(place)
         item = window_item(piece, context, self.around)
         return Window(json.loads(ids.readline()), number - first, item, size * (len(piece) - context) / count, line)
-
-    def _rejected(self) -> Iterator[Rejected]:
-        with (self.directory / REJECTED).open("rb") as file:
-            for line in file:
-                yield Rejected(**json.loads(line))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,13 +141,21 @@ class DocumentsSpec:
             (work / NOTE).unlink(missing_ok=True)  # it must not speak of files that are being replaced
             found = _pieces(table, self.model) if table.is_text else _rows(table, self.model)
             if not _tokenise(found, work, self.rolled):
-                raise InputError(f"{self.input.input} holds no text to score.")
+                first = next(_rejected(work), None)
+                reason = "" if first is None else f" Line {first.line}: {first.reason}"
+                raise InputError(f"{self.input.input} holds no text to score.{reason}")
             table.check_unchanged()
             noted = _noted(work)
             atomic_text(work / NOTE, json.dumps(sealed({**about, "noted": noted.digest})))
         before, behind = self.model.around()
         around = tuple(before), tuple(behind)
         return WindowShards(work, self.rolled, around, self.windows, self.input.shard_rows, table.digest, noted)
+
+
+def _rejected(directory: Path) -> Iterator[Rejected]:
+    with (directory / REJECTED).open("rb") as file:
+        for line in file:
+            yield Rejected(**json.loads(line))
 
 
 def _noted(directory: Path) -> Snapshot:

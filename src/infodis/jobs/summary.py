@@ -16,6 +16,9 @@ class Summary(Protocol):
 
 BIT = 1 / math.log(2)
 
+NORMAL = 1.96
+"""Standard errors from the middle to the ends of a 95 % interval."""
+
 
 class ScoreSummary:
     """Likelihoods per row, per token and per byte."""
@@ -79,10 +82,12 @@ class RatioSummary:
 
 
 class ChoiceSummary:
-    """Decisions, and how many of them are right where the answer is known."""
+    """Decisions, and how many of them are right where the answer is known; best guesses of the others apart."""
 
     def __init__(self) -> None:
-        self.rows = self.choices = self.evaluations = self.decided = self.answered = self.right = self.right_decided = 0
+        self.rows = self.choices = self.evaluations = self.decided = 0
+        self.answered, self.right = {True: 0, False: 0}, {True: 0, False: 0}
+        """Rows with a known answer, and those of them that are right, by whether they are decided."""
 
     def add(self, record: dict[str, Any]) -> None:
         self.rows += 1
@@ -90,25 +95,35 @@ class ChoiceSummary:
         self.evaluations += record["evaluations"]
         self.decided += record["decided"]
         if record.get("answer") is not None:
-            right = record["choice"] == record["answer"]
-            self.answered += 1
-            self.right += right
-            self.right_decided += right and record["decided"]
+            self.answered[record["decided"]] += 1
+            self.right[record["decided"]] += record["choice"] == record["answer"]
 
     def result(self) -> dict[str, Any]:
-        accuracy = self.right / self.answered if self.answered else None
-        error = None
-        if accuracy is not None and self.answered > 1:
-            error = math.sqrt(accuracy * (1 - accuracy) / (self.answered - 1))
+        decided, guessed = (_share(self.right[kind], self.answered[kind]) for kind in (True, False))
+        every = _share(sum(self.right.values()), sum(self.answered.values()))
         return {
             "rows": self.rows,
             "decided": self.decided,
-            "accuracy": accuracy,
-            "accuracy_standard_error": error,
-            "answered": self.answered,
+            "undecided": self.rows - self.decided,
+            "accuracy": decided[0],
+            "accuracy_standard_error": decided[1],
+            "answered": sum(self.answered.values()),
+            "answered_and_decided": self.answered[True],
+            "undecided_best_guess_accuracy": guessed[0],
+            "undecided_best_guess_accuracy_standard_error": guessed[1],
+            "best_guess_accuracy": every[0],
+            "best_guess_accuracy_standard_error": every[1],
             "evaluations": self.evaluations,
             "evaluations_per_choice": self.evaluations / self.choices if self.choices else None,
         }
+
+
+def _share(right: int, answered: int) -> tuple[float | None, float | None]:
+    """A share and its standard error, as far as there are rows for them."""
+    if not answered:
+        return None, None
+    share = right / answered
+    return share, math.sqrt(share * (1 - share) / (answered - 1)) if answered > 1 else None
 
 
 class PerplexitySummary:
@@ -154,11 +169,23 @@ class PerplexitySummary:
             "tokens": self.tokens,
             "bits_per_token": bits,
             "bits_per_byte": per_byte.result(BIT),
-            "perplexity": None if bits is None or self.impossible else 2 ** (bits["value"] or 0.0),
+            **_perplexity(None if self.impossible else bits),
             "units": "documents" if self.count > 1 else "windows",
             "evaluations": self.evaluations,
             "impossible": self.impossible,
         }
+
+
+def _perplexity(bits: dict[str, float | None] | None) -> dict[str, float | list[float] | None]:
+    """2 to the bits per token. Errors by the delta method; the interval is that of the bits, its ends transformed."""
+    names = ("perplexity", "perplexity_monte_carlo_error", "perplexity_sampling_error", "perplexity_interval")
+    if bits is None or bits["value"] is None:
+        return dict.fromkeys(names)
+    value, masks, sampling = 2 ** bits["value"], bits["monte_carlo_error"] or 0.0, bits["sampling_error"]
+    error = masks if sampling is None else sampling
+    ends = [2 ** (bits["value"] + sign * NORMAL * error) for sign in (-1, 1)]
+    errors = [None if one is None else value * math.log(2) * one for one in (masks, sampling)]
+    return dict(zip(names, (value, *errors, ends), strict=True))
 
 
 def _add_unit(rates: list[RateSum], nats: float, tokens: float, size: float, variance: float) -> None:

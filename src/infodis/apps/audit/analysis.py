@@ -113,6 +113,16 @@ class Audit:
         return self.separations[0]
 
     @property
+    def reversed(self) -> bool:
+        """Whether the difference goes the other way than the task asks: AUROC below 0.5."""
+        return self.main.auroc.value < 0.5
+
+    @property
+    def high_is_positive(self) -> bool:
+        """Whether rows of a high score are flagged by the rule that does better than chance."""
+        return (self.task.sign == 1) != self.reversed
+
+    @property
     def positive(self) -> Group:
         """The group that is to be found."""
         return self.groups[self.task.positive]

@@ -11,7 +11,7 @@ from infodis.apps.audit.analysis import LEVEL, Audit, QuestionedRows
 from infodis.apps.audit.records import PRIMARY, Group, Record
 from infodis.apps.audit.separation import PairedDifferences
 from infodis.apps.report.page import write
-from infodis.apps.report.scores import tokens_of
+from infodis.apps.report.scores import FEWEST, tokens_of
 from infodis.apps.report.values import Column, Report, ReportFinding, ReportRow, ReportTable, Threshold
 from infodis.figures import Figure
 from infodis.figures.figure import finite
@@ -53,7 +53,7 @@ def audit_report(found: Audit, provenance: Mapping[str, Any]) -> Report:
         columns=_columns(found),
         rows=tuple(row for group in _groups(found) for row in _rows(found, group)),
         threshold=Threshold(
-            PRIMARY.name, found.negative.name, found.positive.name, above=found.task.sign == 1, start=start
+            PRIMARY.name, found.negative.name, found.positive.name, above=found.high_is_positive, start=start
         ),
         provenance=provenance,
     )
@@ -65,7 +65,7 @@ def _groups(found: Audit) -> list[Group]:
 
 def _start(found: Audit) -> float:
     """Where at most a share of `RATE` of the negatives is flagged, about."""
-    values = sorted((PRIMARY.of(one) or 0.0 for one in found.negative.records), reverse=found.task.sign == 1)
+    values = sorted((PRIMARY.of(one) or 0.0 for one in found.negative.records), reverse=found.high_is_positive)
     return round(values[max(0, int(RATE * len(values)) - 1)], 4)
 
 
@@ -102,7 +102,7 @@ def _baselines(found: Audit) -> ReportTable:
         "Baselines without a model",
         ("baseline", "AUROC"),
         tuple(rows),
-        "0.5 is chance. Far from it on either side, the groups differ in a way that needs no model.",
+        "0.5 is chance. Far from it on either side, the groups differ in a way that is seen without a model.",
     )
 
 
@@ -122,23 +122,34 @@ def _duplicates(found: Audit) -> list[ReportTable]:
 
 def _figures(found: Audit, start: float) -> list[Figure]:
     values = {group.name: [PRIMARY.of(one) for one in group.records] for group in _groups(found)}
-    main, curve = found.main.auroc, found.curve
-    points = list(zip(curve.fpr, curve.tpr, strict=True))
-    band = list(zip(curve.fpr, curve.low, curve.high, strict=True))
-    area = (main.low, main.high)
+    enough = sum(len(group.records) for group in found.groups) >= FEWEST
     return [
-        figures.histogram(values, axis="nats per token", title="What the rows cost", threshold=start),
-        figures.roc(points, band, area=main.value, interval=area, operating=_operating(found, start)),
+        *([figures.histogram(values, axis="nats per token", title="What the rows cost", threshold=start)] * enough),
+        _roc(found, start),
         _comparison(found),
         _profile(found),
     ]
+
+
+def _roc(found: Audit, start: float) -> Figure:
+    """Of the rule that the page uses: where the difference is reversed, what the task would leave is flagged."""
+    main, curve = found.main.auroc, found.curve
+    points = list(zip(curve.fpr, curve.tpr, strict=True))
+    band = list(zip(curve.fpr, curve.low, curve.high, strict=True))
+    area, interval = main.value, (main.low, main.high)
+    if found.reversed:
+        points = [(1 - fpr, 1 - tpr) for fpr, tpr in reversed(points)]
+        band = [(1 - fpr, 1 - high, 1 - low) for fpr, low, high in reversed(band)]
+        area, interval = 1 - area, (1 - main.high, 1 - main.low)
+    return figures.roc(points, band, area=area, interval=interval, operating=_operating(found, start))
 
 
 def _operating(found: Audit, start: float) -> tuple[float, float]:
     """The shares of negatives and positives that the threshold flags."""
 
     def flagged(group: Group) -> float:
-        hits = [found.task.sign * ((PRIMARY.of(one) or 0.0) - start) >= 0 for one in group.records]
+        sign = 1 if found.high_is_positive else -1
+        hits = [sign * ((PRIMARY.of(one) or 0.0) - start) >= 0 for one in group.records]
         return sum(hits) / len(hits)
 
     return flagged(found.negative), flagged(found.positive)
@@ -240,6 +251,7 @@ def findings(found: Audit) -> list[ReportFinding]:
     return [
         *(ReportFinding(sentence, warning=True) for sentence in found.confounds.findings(found.main)),
         ReportFinding(_main(found)),
+        *([ReportFinding(_reversed(found))] if found.reversed else []),
         *([] if found.main.pairs is None else [ReportFinding(_paired(found, found.main.pairs))]),
         *map(ReportFinding, _other_scores(found)),
         *([] if found.questioned is None else _about_questioned(found.questioned, found.groups[1])),
@@ -264,9 +276,21 @@ def _main(found: Audit) -> str:
     strange = (main.auroc.value > 0.5) == (found.task.sign == 1)
     word = "stranger" if strange else "more familiar"
     rate, caught = max(main.tpr.items())
+    text = f"The model finds {positive} {word} than {negative}: AUROC {auroc} by nll per token, p = {p}."
+    if found.reversed:
+        return text
+    return f"{text} A threshold that flags {percent(rate)} of {negative} flags {share_text(caught)} of {positive}."
+
+
+def _reversed(found: Audit) -> str:
+    """What an AUROC below 0.5 means, and which rule the page uses for it."""
+    start, positive = _start(found), found.positive.name
+    low, side = ("higher", "above") if found.high_is_positive else ("lower", "below")
+    alarms, caught = (percent(share) for share in _operating(found, start))
     return (
-        f"The model finds {positive} {word} than {negative}: AUROC {auroc} by nll per token, p = {p}. "
-        f"A threshold that flags {percent(rate)} of {negative} flags {share_text(caught)} of {positive}."
+        f"AUROC below 0.5: the difference goes the other way than was asked. So the rule is reversed here, {low} nll "
+        f"per token = {positive}: rows at or {side} {start:.3f} are flagged, {caught} of {positive} and {alarms} of "
+        f"{found.negative.name}. The ROC curve is that of this rule."
     )
 
 

@@ -1,4 +1,4 @@
-"""Groups of texts, scored and compared: by the paper's estimator and by ours, and beside what needs no model."""
+"""Groups of texts, scored and compared: by the paper's estimator and by ours, and beside baselines without a model."""
 
 import dataclasses
 import functools
