@@ -28,7 +28,6 @@ def main() -> None:
     texts = {**SENTENCES, "the first, shuffled": "".join(plausible[place] for place in order)}
     tokens = [model.encode(text) for text in texts.values()]
     estimates = infodis.nll(model, tokens, evaluations=128)
-    assert isinstance(estimates, list)
 
     console = Console()
     title = f"-log p(sentence) under {model.name}, 128 forward rows each"
@@ -41,8 +40,7 @@ def main() -> None:
     console.print("What each character costs, from nothing (plain) to 5 nats (red):")
     for text, estimate in zip(texts.values(), estimates, strict=True):
         console.print(_heat(text, estimate))
-    ratio = infodis.log_ratio(model, tokens[0], tokens[2])
-    assert isinstance(ratio, infodis.quantities.ratio.Ratio)
+    ratio = infodis.log_ratio(model, plausible, texts["the first, shuffled"])
     console.print(
         f"The first is [bold]{ratio.value:.1f} ± {ratio.standard_error:.1f}[/bold] nats likelier than itself shuffled "
         "(same masks for both)."
