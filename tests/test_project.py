@@ -73,7 +73,8 @@ LAYERS = {
         {"catalog"},
     ],
     "cli": [
-        {"options", "screen"},
+        {"screen"},
+        {"options"},
         {"bench", "doctor", "lm_eval", "models", "report", "reproduce", "running"},
         {"attribute", "audit", "bounds", "curve", "score"},
     ],

@@ -281,8 +281,8 @@ class _Cutting:
             digest = tape.digest()
         if shards.rows:
             check_kept(missing, self.place.name)
-        header = layout.header if isinstance(layout, CsvTable) else ()
-        return {**self._found(shards, ids, digest, columns=header), "separator": separator}
+        names = layout.header if isinstance(layout, CsvTable) else ()
+        return {**self._found(shards, ids, digest, columns=names), "separator": separator}
 
     def parquet(self, file: io.BufferedReader) -> dict[str, Any]:
         """Cut a Parquet file, copied if it comes through a pipe."""
