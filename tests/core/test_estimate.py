@@ -100,7 +100,7 @@ def test_enumerate_and_orders_on_a_table_against_exact(sets):
 
 def test_items_that_differ_in_their_sets_only_are_not_taken_for_equal():
     """The tokens are all 0, as what is left out is read."""
-    sets = [([0, 1], []), ([0, 1, 2], []), ([0, 1], [2]), ([0], [1, 2]), ([1, 2], [0])]
+    sets = [([0, 1], []), ([0, 2], []), ([0, 1, 2], []), ([0, 1], [2]), ([0], [1, 2]), ([1, 2], [0])]
     targets, contexts = map(list, zip(*sets, strict=True))
     found = infodis.nll(CHAIN, [[0, 0, 0]] * len(sets), target=targets, context=contexts, design=Enumerate())
     exact = [-CHAIN.log_prob([0, 0, 0], target=target, context=context) for target, context in sets]
