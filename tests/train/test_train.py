@@ -198,7 +198,7 @@ def test_commands_sample_and_score_with_a_run(tmp_path):
     asked = ["sample", "--model", str(tmp_path / "run"), "--template", "AC____GT", "-n", "3", "--sampler", "confident"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
-    rows = result.output.split()
+    rows = result.stdout.split()
     assert len(rows) == 3
     assert all(row.startswith("AC") and row.endswith("GT") and len(row) == 8 for row in rows)
     asked = ["perplexity", str(tmp_path / "valid.txt"), "--model", str(tmp_path / "run"), "--evaluations", "4"]
@@ -234,7 +234,7 @@ def test_a_tokenizer_can_be_named_for_a_checkpoint_without_one(whole, tmp_path):
     asked = ["sample", "-m", str(tmp_path / "bare"), "-n", "2", "--length", "5"]
     assert "Name one by --tokenizer" in str(CliRunner().invoke(app, asked).exception)
     done = CliRunner().invoke(app, [*asked, "--tokenizer", "dna"])
-    assert [len(row) for row in done.output.split()] == [5, 5]
+    assert [len(row) for row in done.stdout.split()] == [5, 5]
     assert "knows 27 tokens" in str(CliRunner().invoke(app, [*asked, "--tokenizer", "text8"]).exception)
     valid = str(whole[0].parent / "valid.txt")
     asked = ["perplexity", valid, "-m", str(tmp_path / "bare"), "--tokenizer", "dna", "--windows", "3"]
@@ -263,7 +263,7 @@ def test_score_networks_train_and_sample(tmp_path, noise):
     asked = ["sample", "-m", str(tmp_path / "run"), "--template", "AC____GT", "-n", "3", "--steps", "8"]
     done = CliRunner().invoke(app, [*asked, "--sampler", "ancestral" if noise == "absorbing" else "tau-leaping"])
     assert done.exit_code == 0, done.exception
-    assert all(row.startswith("AC") and row.endswith("GT") and len(row) == 8 for row in done.output.split())
+    assert all(row.startswith("AC") and row.endswith("GT") and len(row) == 8 for row in done.stdout.split())
     if noise == "uniform":
         with pytest.raises(InputError, match="score network for uniform noise"):
             load(tmp_path / "run")
