@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -325,8 +325,8 @@ def _resolved(model: Any, tokenizer: Any) -> tuple[Predictor, Tokenizer | None]:
         )
     own = model.loaded.tokenizer if isinstance(model, Model) else None
     if tokenizer is not None and own is not None:
-        raise InputError(f"{model.name} has a tokenizer of its own, got another one. Leave the other one out.")  # type: ignore[attr-defined]
-    return model, own if tokenizer is None else as_tokenizer(tokenizer)  # type: ignore[return-value]
+        raise InputError("This model has a tokenizer of its own, got another one. Leave the other one out.")
+    return cast(Predictor, model), own if tokenizer is None else as_tokenizer(tokenizer)
 
 
 Read = Callable[[str, str], Item]

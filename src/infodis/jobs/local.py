@@ -41,7 +41,7 @@ class LocalProcesses:
                 _assign(busy, _start(work), shard)
             while busy:
                 for pipe in wait(list(busy)):
-                    worker = busy.pop(pipe)  # type: ignore[call-overload]
+                    worker = busy.pop(pipe)  # type: ignore[call-overload]  # `wait` gives back what it was given
                     try:
                         answer = worker.pipe.recv()
                     except (EOFError, OSError):
