@@ -11,8 +11,8 @@ from infodis import dse_nll, nll
 from infodis.design import Enumerate
 from infodis.errors import InputError, PredictorError
 from infodis.noise.dse import NoisyOracle, from_denoiser, from_network, from_predictor, mdce, mdse
-from infodis.noise.process import Absorbing, Uniform, mixture
-from infodis.noise.schedule import half_line
+from infodis.noise.process import Absorbing, Hybrid, Uniform, mixture
+from infodis.noise.schedule import LogLinear, half_line
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
 from infodis.rng import stream, uniforms
 from infodis.train.losses import scores_from_predictor
@@ -28,6 +28,7 @@ PROCESSES = {
     "absorbing": Absorbing(VOCAB),
     "uniform": Uniform(VOCAB),
     "mixture": mixture({Absorbing(VOCAB): 0.7, Uniform(VOCAB): 0.4}),
+    "hybrid": Hybrid(VOCAB, share=0.3),
     "general": random_rates(VOCAB),
 }
 processes = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES.keys())
@@ -145,6 +146,40 @@ def _padded(scores):
     return padded
 
 
+class PublicLayout(torch.nn.Module):
+    """Exact scores of masking, computed as SEDD's network does: exp(sigma) - 1 in float32, which overflows at 89.
+
+    Beyond what it was trained with it answers nonsense.
+    """
+
+    def __init__(self, oracle, largest):
+        super().__init__()
+        self.oracle, self.largest = oracle, largest
+
+    def forward(self, tokens, sigma):
+        size = torch.where(sigma < 0.5, torch.expm1(sigma), sigma.exp() - 1).log()
+        log_conditionals = self.oracle.log_conditionals(tokens).float()
+        log_conditionals = torch.where(
+            (sigma > self.largest)[:, None, None], -3.0 * sigma[:, None, None], log_conditionals
+        )
+        found = torch.cat([log_conditionals, torch.zeros(*tokens.shape, 1)], dim=-1) - size[:, None, None]
+        return found.scatter(-1, tokens.unsqueeze(-1), 0.0)
+
+
+@pytest.mark.parametrize("oracle", [TABLE, CHAIN], ids=["table", "chain"])
+def test_a_score_network_of_masking_to_the_end_of_its_schedule_against_exact(oracle):
+    process, exact = PROCESSES["absorbing"], -oracle.log_prob(TOKENS)
+    until = float(LogLinear().total(torch.tensor(1.0)))
+    ended = dse_nll(
+        from_network(PublicLayout(oracle, until + 1e-3)), TOKENS, process=process, until=until, evaluations=MANY
+    )
+    assert ended.value == pytest.approx(exact, abs=1e-5)
+    endless = dse_nll(from_network(PublicLayout(oracle, math.inf)), TOKENS, process=process, evaluations=MANY)
+    assert endless.value == pytest.approx(exact, abs=1e-5)
+    beyond = dse_nll(from_network(PublicLayout(oracle, until + 1e-3)), TOKENS, process=process, evaluations=MANY)
+    assert beyond.value > exact + 0.01, "negative control: what it answers beyond its schedule is nonsense"
+
+
 @pytest.mark.parametrize("name", ["absorbing", "uniform", "general"])
 @pytest.mark.parametrize("until", [math.inf, 1.5])
 def test_monte_carlo_against_exact(name, until):
@@ -177,7 +212,7 @@ def test_known_wrong_forms_are_caught(wrong):
     noisy, exact = NoisyOracle(TABLE, process), -TABLE.log_prob(TOKENS)
     if wrong == "rates the other way":
         other = random_rates(VOCAB)
-        object.__setattr__(other, "rates_into", lambda x: (other.rates - other.rates.diagonal().diag())[x])
+        object.__setattr__(other, "rates_into", lambda x, total: (other.rates - other.rates.diagonal().diag())[x])
         value = dse_nll(noisy, TOKENS, process=other, evaluations=MANY).value
     elif wrong == "no terminal term":
         points, weights = half_line(32, until=0.8)
@@ -235,12 +270,13 @@ def test_bad_input():
         dse_nll(noisy, TOKENS, process=process, target=[0])
     with pytest.raises(InputError, match=r"0\.\.2"):
         dse_nll(noisy, [0, 5], process=process)
-    with pytest.raises(InputError, match="evaluations=64"):
-        dse_nll(noisy, [0, 1, 2, 0, 1, 2], process=process, evaluations=40)
+    with pytest.raises(InputError, match="evaluations=6"):
+        dse_nll(noisy, [0, 1, 2, 0, 1, 2], process=process, evaluations=5)
     with pytest.raises(InputError, match="must agree"):
         NoisyOracle(CHAIN, Uniform(4))
+    hybrid = Hybrid(VOCAB)
     with pytest.raises(InputError, match=r"until=math\.inf"):
-        dse_nll(from_predictor(CHAIN), TOKENS, process=Absorbing(VOCAB), until=2.0)
+        dse_nll(from_denoiser(NoisyOracle(CHAIN, hybrid).log_denoised, hybrid), TOKENS, process=hybrid, until=2.0)
     with pytest.raises(InputError, match="positive and finite"):
         mdse(noisy, TOKENS, 0.0, process=process)
     with pytest.raises(InputError, match="between 0 and 1"):

@@ -2,121 +2,42 @@
 
     -log p(x_0) = integral over total noise of mdse(x_0, .)  +  KL(p_T(. | x_0) || p_T)         [eq:i-mdse]
 
-Time is integrated by quadrature, x_t is drawn (or enumerated, where there are few); the noise acts on the target only.
-The clock is the total noise, since schedules change nothing; `until=schedule.total(t)` ends the integral at a time.
+Noise is drawn by `NoiseDesign`; where noised sequences are few they are enumerated, with quadrature in time. It acts on
+the target only. The clock is the total noise, since schedules change nothing; `until=schedule.total(t)` ends the
+integral at a time.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
-from typing import Protocol, SupportsIndex, runtime_checkable
+from collections.abc import Iterable
+from typing import SupportsIndex
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
-from infodis.device import device_of
-from infodis.errors import InputError, PredictorError
-from infodis.evaluate import ItemBatch, run
+from infodis.blocks import check_sees_all
+from infodis.control import Neighbours
+from infodis.errors import InputError
+from infodis.evaluate import Batching, ItemBatch, run
 from infodis.item import Item, Positions
-from infodis.noise.process import Absorbing, Process, ScoreFunction, score_entropy
-from infodis.noise.schedule import half_line, log_expm1
-from infodis.oracle import Oracle
+from infodis.noise.design import LARGEST_TOTAL, Noise, NoiseDesign
+from infodis.noise.process import Absorbing, Process
+from infodis.noise.sample import NoiseSample
+from infodis.noise.schedule import Nodes, half_line
+from infodis.noise.scores import ConditionalScore, Marginal, ScorePredictor, States, known_until, score_entropies
+from infodis.noise.scores import NoisyOracle as NoisyOracle
+from infodis.noise.scores import from_denoiser as from_denoiser
+from infodis.noise.scores import from_mean as from_mean
+from infodis.noise.scores import from_network as from_network
+from infodis.noise.scores import from_predictor as from_predictor
 from infodis.predictor import Predictor
 from infodis.result import Estimate, standard_error
 from infodis.rng import check_seed, key, stream, uniforms
 
-States = Int[Tensor, "rows length"]
-Totals = Float64[Tensor, " rows"]
-Noised = Bool[Tensor, " length"]
-Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Log p(x_0^i = v | x_t): (states, totals, which positions are noised) -> rows x length x vocab."""
-
 NODES = 32
 EVALUATIONS = 256
 BATCH = 256
-
-
-@runtime_checkable
-class ConditionalScore(Protocol):
-    """Log p_t(y) / p_t(x) for every position and state y that differs there; the other positions are clean."""
-
-    def __call__(self, noised: States, total: Totals, where: Noised) -> Float[Tensor, "rows length states"]: ...
-
-
-@runtime_checkable
-class Marginal(Protocol):
-    """A score that also knows log p_t(x_t | clean positions) itself, as exact distributions do."""
-
-    def log_prob(self, noised: States, total: Totals, where: Noised) -> Float64[Tensor, " rows"]: ...
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class NoisyOracle:
-    """An exact distribution under noise: its score, its denoiser and its density."""
-
-    oracle: Oracle
-    process: Process
-
-    def __post_init__(self) -> None:
-        if self.oracle.vocab_size != self.process.vocab_size:
-            raise InputError(
-                f"Oracle and process must agree on the tokens, got {self.oracle.vocab_size} and "
-                f"{self.process.vocab_size}."
-            )
-
-    def __call__(self, noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length states"]:
-        return from_denoiser(self.log_denoised, self.process)(noised, total, where)
-
-    def log_prob(self, noised: States, total: Totals, where: Noised) -> Float64[Tensor, " rows"]:
-        """Log p_t(x_t | clean positions)."""
-        evidence = self._evidence(noised, total, where)
-        rest = torch.where(where[:, None], 1.0, evidence)
-        return self.oracle.given(evidence)[0] - self.oracle.given(rest)[0]
-
-    def log_denoised(self, noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length vocab"]:
-        """Log p(x_0^i | x_t)."""
-        return self.oracle.given(self._evidence(noised, total, where))[1].log()
-
-    def _evidence(self, noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length vocab"]:
-        vocabulary = torch.arange(self.oracle.vocab_size)
-        clean = (noised.unsqueeze(-1) == vocabulary) | (noised.unsqueeze(-1) >= self.oracle.vocab_size)  # or masked
-        return torch.where(where[:, None], self.process.likelihood(noised, total), clean.double())
-
-
-def from_denoiser(denoiser: Denoiser, process: Process) -> ConditionalScore:
-    """Scores from p(x_0^i | x_t): the mean of p_t(y | x_0^i) / p_t(x | x_0^i) over it [eq:score-denoiser]."""
-
-    def score(noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length states"]:
-        posterior = denoiser(noised, total, where).cpu().double().exp()
-        evidence = process.likelihood(noised, total)
-        weight = torch.where(evidence > 0, posterior / evidence, 0.0)  # no mass where the noised token cannot come from
-        clean = torch.arange(process.vocab_size).expand(len(noised), -1)
-        return torch.bmm(weight, process.transition(clean, total)).log()
-
-    return score
-
-
-def from_predictor(predictor: Predictor) -> ConditionalScore:
-    """Scores of masking from a masked predictor, by way of its level; `dse_nll` is then the predictor's `nll`."""
-
-    def score(noised: States, total: Totals, where: Noised) -> Float64[Tensor, "rows length states"]:
-        masked = noised == predictor.vocab_size
-        rows = torch.where(masked, predictor.mask_token, noised)
-        found = predictor.log_conditionals(rows).cpu().double() - log_expm1(total)[:, None, None]
-        return torch.cat([found, torch.zeros(*noised.shape, 1, dtype=torch.float64)], dim=-1)
-
-    return score
-
-
-def from_network(network: ScoreFunction) -> ConditionalScore:
-    """A trained score network, like SEDD. Given a context it is exact for masking only: it takes all for noised."""
-
-    def score(noised: States, total: Totals, where: Noised) -> Float[Tensor, "rows length states"]:
-        device = device_of(network)
-        return network(noised.to(device), total.float().to(device))
-
-    return score
 
 
 def dse_nll(
@@ -134,11 +55,11 @@ def dse_nll(
 ) -> Estimate:
     """-log p(target | context) from scores, in nats [eq:i-mdse].
 
-    Exact up to quadrature and Monte Carlo if the scores are; for learned scores it is an upper bound of a likelihood,
-    the one of the reverse process. If all noised sequences fit into `evaluations`, they are enumerated.
+    Exact up to Monte Carlo (or quadrature) if the scores are; for learned scores it is an upper bound of a likelihood,
+    the one of the reverse process.
 
     Args:
-        score: log-scores; see `NoisyOracle`, `from_denoiser`, `from_predictor`, `from_network`.
+        score: log-scores; see `NoisyOracle`, `from_denoiser`, `from_mean`, `from_predictor`, `from_network`.
         tokens: one sequence.
         process: the noise that the scores are about.
         target: positions to score and to noise; by default all that are not context.
@@ -146,9 +67,11 @@ def dse_nll(
             process masks: then they stay masked.
         until: where the integral ends, in total noise. The term that is left is exact if the score knows its own
             density (`log_prob`); otherwise the end is taken for stationary, which makes the value larger by
-            KL(p_T || stationary) on average.
-        evaluations: forward passes to spend: `nodes` of them make a replicate.
-        nodes: points in time.
+            KL(p_T || stationary) on average. Masking has no such end: there the integral goes on, and what the score
+            says at `until` is taken for what it would say later.
+        evaluations: forward passes to spend. If they pay for all noised sequences at `nodes` points in time, these are
+            enumerated; otherwise noise is drawn, without bias, in independent replicates.
+        nodes: points in time of an enumeration.
         seed: the same seed draws the same noise.
         batch_size: rows per call.
 
@@ -160,17 +83,53 @@ def dse_nll(
     True
     """
     item, number = _item(tokens, process, target=target, context=context), check_seed(seed)
-    points, weights = half_line(nodes, until=until)
-    draws = _draws(item, process, points, evaluations, seed=number)
-    parts = draws.gather(weights, _entropies(score, item, process, draws, points, batch_size))
-    rows = len(draws.noised)
-    if isinstance(score, Marginal) and not math.isinf(until):
-        end = torch.tensor([until], dtype=torch.float64)
-        last = _draws(item, process, end, draws.replicates, seed=key(number, "end"), replicates=draws.replicates)
-        parts = parts + last.gather(torch.ones(1).double(), _surplus(score, item, process, last, end))
-    elif not math.isinf(until):
-        parts = parts + _stationary_kl(item, process, until)
-    return _estimate("dse_nll", item, parts, rows=rows, seed=number, design=f"{nodes} nodes")
+    if isinstance(process, Absorbing) and not isinstance(score, Marginal):
+        score, until = known_until(score, min(until, LARGEST_TOTAL)), math.inf
+    density = score if isinstance(score, Marginal) and until < LARGEST_TOTAL else None
+    known = 0.0 if density is not None or math.isinf(until) else _stationary_kl(item, process, until)
+    if process.states ** item.target.numel() * nodes <= evaluations:
+        parts, rows, design = (
+            *_enumerated(score, item, process, half_line(nodes, until=until), batch_size),
+            f"{nodes} nodes",
+        )
+    else:
+        noise = Noise(process, until)
+        density = density if noise.end == until else None  # under masking the integral goes on
+        parts, rows, design = *_sampled(score, item, noise, evaluations, number, batch_size), str(NoiseDesign(noise))
+    if density is not None:
+        parts = parts + _end(density, item, process, until, replicates=len(parts), seed=number)
+    return _estimate("dse_nll", item, parts + known, rows=rows, seed=number, design=design)
+
+
+def _enumerated(
+    score: ConditionalScore, item: Item, process: Process, nodes: Nodes, batch_size: int
+) -> tuple[Float64[Tensor, "one length"], int]:
+    """The integral over all noised sequences by quadrature [eq:quadrature], and the forward passes that it took."""
+    points, weights = nodes
+    draws = _every(item, process, points)
+    return draws.gather(weights, _entropies(score, item, process, draws, points, batch_size)), len(draws.noised)
+
+
+def _sampled(
+    score: ConditionalScore, item: Item, noise: Noise, evaluations: int, seed: int, batch_size: int
+) -> tuple[Float64[Tensor, "replicates length"], int]:
+    """The same from draws."""
+    batch, design = ItemBatch.of(ScorePredictor(score, noise), [item]), NoiseDesign(noise)
+    layout = design.layout(item.target.numel(), evaluations)
+    sample = NoiseSample.of([item], [item.key], batch, design, layout, control=Neighbours(), seed=seed)
+    sample = run(sample.extend(layout.replicates), Batching(batch_size))
+    parts = torch.zeros(layout.replicates, item.length, dtype=torch.float64)
+    parts[:, item.target] = sample.integrals()[0]
+    return parts, layout.replicates * layout.rows
+
+
+def _end(
+    score: Marginal, item: Item, process: Process, until: float, *, replicates: int, seed: int
+) -> Float64[Tensor, "replicates length"]:
+    """KL(p_T(. | x_0) || p_T) of a score that knows its density: summed, or a draw for every replicate."""
+    end = torch.tensor([until], dtype=torch.float64)
+    last = _draws(item, process, end, replicates, seed=key(seed, "end"), replicates=replicates)
+    return last.gather(torch.ones(1).double(), _surplus(score, item, process, last, end))
 
 
 def mdse(
@@ -214,6 +173,7 @@ def mdce(
     """
     if not 0 < level <= 1:
         raise InputError(f"A level lies between 0 and 1, got {level}.")
+    check_sees_all(predictor, "The cross-entropy at a level")
     process, number = Absorbing(predictor.vocab_size), check_seed(seed)
     item = _item(tokens, process, target=target, context=context)
     points = torch.tensor([-math.log1p(-level) if level < 1 else math.inf], dtype=torch.float64)
@@ -271,13 +231,7 @@ def _draws(
     """All noised sequences at every node if there are few enough; otherwise one of each replicate at every node."""
     size, nodes = item.target.numel(), len(points)
     if replicates == 1 or (replicates is None and process.states**size * nodes <= evaluations):
-        every = torch.cartesian_prod(*[torch.arange(process.states)] * size).view(-1, size)
-        states, node = every.repeat(nodes, 1), torch.arange(nodes).repeat_interleave(len(every))
-        kernel = process.transition(_base(item, process, len(states))[:, item.target], points[node])
-        share = kernel.gather(-1, states.unsqueeze(-1)).squeeze(-1).prod(-1)
-        possible = share > 0
-        states, node, share = states[possible], node[possible], share[possible]
-        return _Draws(_placed(item, process, states), node, share, torch.zeros_like(node), 1)
+        return _every(item, process, points)
     count = replicates or evaluations // nodes
     if count < 2:
         raise InputError(
@@ -289,6 +243,18 @@ def _draws(
     clean = _base(item, process, count * nodes)[:, item.target]
     states = process.draw(clean, points[node], numbers=numbers)
     return _Draws(_placed(item, process, states), node, torch.ones(len(node)).double(), replicate, count)
+
+
+def _every(item: Item, process: Process, points: Float64[Tensor, " nodes"]) -> _Draws:
+    """All noised sequences that are possible at every node."""
+    size, nodes = item.target.numel(), len(points)
+    every = torch.cartesian_prod(*[torch.arange(process.states)] * size).view(-1, size)
+    states, node = every.repeat(nodes, 1), torch.arange(nodes).repeat_interleave(len(every))
+    kernel = process.transition(_base(item, process, len(states))[:, item.target], points[node])
+    share = kernel.gather(-1, states.unsqueeze(-1)).squeeze(-1).prod(-1)
+    possible = share > 0
+    states, node, share = states[possible], node[possible], share[possible]
+    return _Draws(_placed(item, process, states), node, share, torch.zeros_like(node), 1)
 
 
 def _stratified(nodes: int, size: int, generator: torch.Generator) -> Float64[Tensor, "nodes target"]:
@@ -322,14 +288,7 @@ def _entropies(
     where[item.target] = True
     found = []
     for noised, total in zip(draws.noised.split(batch_size), points[draws.node].split(batch_size), strict=True):
-        log_scores = score(noised, total, where)
-        expected = (*noised.shape, process.states)
-        if not isinstance(log_scores, Tensor) or tuple(log_scores.shape) != expected:
-            raise PredictorError(f"A score must return a tensor of rows x length x states = {expected}.")
-        clean = _base(item, process, len(noised))
-        entropy = score_entropy(process, log_scores.cpu()[:, where], noised[:, where], clean[:, where], total)
-        if bool(entropy.isnan().any()):
-            raise PredictorError("The scores hold NaN where the noise can come from.")
+        entropy = score_entropies(score, process, noised, _base(item, process, len(noised)), total, where)
         found.append(torch.zeros(noised.shape, dtype=torch.float64).masked_scatter(where, entropy))
     return torch.cat(found)
 
