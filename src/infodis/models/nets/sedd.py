@@ -5,17 +5,18 @@ from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from infodis.models.nets.network import Features, Network, Places, Tokens
+from infodis.models.nets.network import Features, NoiseNetwork, Places, Tokens
 from infodis.models.nets.transformer import (
     Embedding,
     Hidden,
     NetworkShape,
     Rotation,
-    attend,
+    attention,
     feed_forward,
+    project,
     rotation,
 )
 from infodis.noise.schedule import log_expm1
@@ -30,7 +31,7 @@ LAST_SURVIVORS = 1e-3
 """The share of tokens that is not masked at the end of training's schedule: no network has seen more noise."""
 
 
-class SEDD(Network):
+class SEDD(NoiseNetwork):
     """A score network. With absorbing noise the mask is token vocab_size; uniform noise has no mask.
 
     Under absorbing noise it is a predictor too: scores of masked tokens, normalised, are their conditionals
@@ -66,21 +67,69 @@ class SEDD(Network):
         """What the last layer turns into scores."""
         x = self.vocab_embed(tokens)
         condition = F.silu(self.sigma_map(sigma))
-        rotated = rotation(tokens.shape[1], self.shape.width // self.shape.heads, device=x.device)
+        rotated = rotation(torch.arange(tokens.shape[1], device=x.device), self.shape.width // self.shape.heads)
         for block in self.blocks:
             x = block(x, rotated, condition, visible)
         return self.output_layer(x, condition)
 
     def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
+        found = self.hidden(tokens, -torch.log1p(-self.level(tokens, visible, 1 - LAST_SURVIVORS)), visible)
+        return found if at is None else found[at]
+
+    def level(self, tokens: Tokens, visible: Places | None, last: float) -> Float[Tensor, " rows"]:
+        """The level at which as many tokens are masked as in a row: half a token at least, and `last` at most."""
         there = torch.ones_like(tokens, dtype=torch.bool) if visible is None else visible
         length = there.sum(-1)
         share = ((tokens == self.mask_token) & there).sum(-1) / length
-        level = torch.minimum(torch.maximum(share, 0.5 / length), torch.ones_like(share) - LAST_SURVIVORS)
-        found = self.hidden(tokens, -torch.log1p(-level), visible)
+        return torch.minimum(torch.maximum(share, 0.5 / length), torch.full_like(share, last))
+
+    def noised_features(
+        self,
+        tokens: Tokens,
+        totals: Float[Tensor, " rows"],
+        *,
+        visible: Places | None = None,
+        at: Places | None = None,
+    ) -> Features:
+        found = self.hidden(tokens, totals, visible)
         return found if at is None else found[at]
+
+    def log_scores(
+        self,
+        features: Float[Tensor, "places width"],
+        noised: Int[Tensor, " places"],
+        totals: Float64[Tensor, " places"],
+    ) -> Float[Tensor, "places states"]:
+        layer = self.last_layer()
+        scores = layer(features.to(layer.weight.dtype)).float()
+        offset = log_expm1(totals) + math.log(scores.shape[-1] - 1) if self.scaled else torch.zeros_like(totals)
+        return scores - offset.float().to(scores.device).unsqueeze(-1)
 
     def last_layer(self) -> nn.Linear:
         return self.output_layer.linear
+
+
+class TimedByMasks(SEDD):
+    """A masked predictor that is told the time: the one at which as many tokens are masked as in the row.
+
+    It hears of the total noise of that time (MDLM), or of the `level` itself, which is t where that grows linearly.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        shape: NetworkShape,
+        *,
+        told: Literal["total", "level"] = "total",
+        last: float = 1 - LAST_SURVIVORS,
+    ) -> None:
+        super().__init__(vocab_size, shape, scaled=False)
+        self.told, self.last = told, last
+
+    def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
+        level = self.level(tokens, visible, self.last)
+        found = self.hidden(tokens, -torch.log1p(-level) if self.told == "total" else level, visible)
+        return found if at is None else found[at]
 
 
 class TimeEmbedding(nn.Module):
@@ -115,7 +164,9 @@ class ModulatedBlock(nn.Module):
         parts = self.adaLN_modulation(condition).unsqueeze(1).chunk(6, dim=-1)
         shift_attention, scale_attention, gate_attention, shift_mlp, scale_mlp, gate_mlp = parts
         qkv = self.attn_qkv(_modulate(self.norm1(x), shift_attention, scale_attention))
-        x = x + gate_attention * self.dropout(self.attn_out(attend(qkv, self.heads, rotated, visible)))
+        seen = None if visible is None else visible[:, None, None, :]
+        found = attention(*project(qkv, self.heads, rotated), seen)
+        x = x + gate_attention * self.dropout(self.attn_out(found))
         return x + gate_mlp * self.dropout(self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp)))
 
 

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from infodis.errors import InputError
 
 Hidden = Float[Tensor, "rows length width"]
-Rotation = tuple[Float[Tensor, "length half"], Float[Tensor, "length half"]]
+Heads = Float[Tensor, "rows heads length head_width"]
+Projected = tuple[
+    Heads, Float[Tensor, "rows key_heads length head_width"], Float[Tensor, "rows key_heads length head_width"]
+]
+"""Queries, keys and values."""
+Found = Float[Tensor, "rows length all_heads"]
+"""What attention finds, the heads side by side."""
+Rotation = tuple[Float[Tensor, "... length half"], Float[Tensor, "... length half"]]
 
 
 def check_wholes(shape: Any, *names: str) -> None:
@@ -40,13 +47,16 @@ class NetworkShape:
     their distances alone, and if all are masked cannot tell one place from another."""
     feed: int = 4
     """How many times wider feed-forward layers are between their two halves."""
+    block_size: int = 0
+    """Tokens of a block of block diffusion: a token sees its own block and those before. 1 is a causal network; 0 is
+    none of this, and every token sees every other. Only RADD."""
 
     def __post_init__(self) -> None:
-        check_wholes(self, "width", "blocks", "heads", "condition", "positions", "feed")
+        check_wholes(self, "width", "blocks", "heads", "condition", "positions", "feed", "block_size")
         if min(self.width, self.blocks, self.heads, self.condition, self.feed) < 1 or not 0 <= self.dropout < 1:
             raise InputError(f"A network needs positive sizes and 0 <= dropout < 1, got {self}.")
-        if self.positions < 0:
-            raise InputError(f"A network has no or some learned positions, got {self.positions}.")
+        if min(self.positions, self.block_size) < 0:
+            raise InputError(f"A network has no or some learned positions and blocks of 0 or more tokens, got {self}.")
         if self.width % (2 * self.heads):
             raise InputError(
                 f"Rotary positions need an even width per head: width {self.width} must be a multiple of "
@@ -79,25 +89,30 @@ def feed_forward(shape: NetworkShape) -> nn.Sequential:
     return nn.Sequential(nn.Linear(shape.width, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, shape.width))
 
 
-def rotation(length: int, head_width: int, *, device: torch.device, base: float = 10_000.0) -> Rotation:
+def rotation(places: Int[Tensor, "... length"], head_width: int, *, base: float = 10_000.0) -> Rotation:
     """Cosines and sines of position times frequency, frequencies from 1 down to 1 / base."""
-    exponent = torch.arange(0, head_width, 2, device=device, dtype=torch.float32) / head_width
-    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), base**-exponent)
+    exponent = torch.arange(0, head_width, 2, device=places.device, dtype=torch.float32) / head_width
+    angle = places.float().unsqueeze(-1) * base**-exponent
     return angle.cos(), angle.sin()
 
 
-def attend(
-    qkv: Float[Tensor, "rows length three_widths"],
-    heads: int,
-    rotated: Rotation,
-    visible: Bool[Tensor, "rows length"] | None = None,
-) -> Hidden:
-    """Attention of every position to every visible one, queries and keys turned by their position."""
+def project(qkv: Float[Tensor, "rows length three_widths"], heads: int, rotated: Rotation) -> Projected:
+    """Queries, keys and values of all heads, queries and keys turned by their position."""
     rows, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     query, key, value = qkv.view(rows, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-    seen = None if visible is None else visible[:, None, None, :]
-    found = F.scaled_dot_product_attention(turn(query, rotated), turn(key, rotated), value, attn_mask=seen)
-    return found.transpose(1, 2).reshape(rows, length, width)
+    return turn(query, rotated), turn(key, rotated), value
+
+
+def attention(
+    query: Heads,
+    key: Float[Tensor, "rows key_heads keys head_width"],
+    value: Float[Tensor, "rows key_heads keys head_width"],
+    seen: Bool[Tensor, "#rows #heads #length keys"] | None,
+) -> Found:
+    """What every query finds among the keys that it may see. Several query heads may share a head of keys."""
+    shared = query.shape[1] != key.shape[1]
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=shared)
+    return found.transpose(1, 2).flatten(2)
 
 
 def turn(x: Float[Tensor, "rows heads length width"], rotated: Rotation) -> Float[Tensor, "rows heads length width"]:
