@@ -1,5 +1,6 @@
 """Models as people have them, against their own code, recorded; and against a plain loop."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -168,7 +169,6 @@ def test_damaged_models_are_told(tmp_path):
         ("llada", config(weight_tying=True), "does not know: weight_tying = True"),
         ("llada", config(n_layers=3), "lacks weights: blocks.2"),
         ("dream", config(num_hidden_layers=1), "not part of the network"),
-        ("mdlm", config(time_conditioning=True), "time-independent form"),
         ("mdlm", lambda d: (d / "config.json").write_text('{"hidden_dim": 8}'), "No family of models recognises"),
         ("dream", lambda d: (d / "config.json").write_text("[]"), "must hold an object"),
         ("dream", lambda d: (d / "config.json").unlink(), r"no config\.json"),
@@ -233,7 +233,7 @@ def test_the_doctor_finds_nothing_wrong(name):
 def test_shifted_models_refuse_to_answer_about_the_first_token_everywhere():
     model = infodis.load(REFERENCES / "dream")
     with pytest.raises(InputError, match="says nothing about the first"):
-        infodis.order_nll(model, [3, 4, 5], order="most-confident-first")
+        infodis.order_nll(model, [3, 4, 5], order="most-confident")
     with pytest.raises(InputError, match="says nothing about the first"):
         sample(model, torch.full((1, 4), model.mask_token))
 
@@ -266,13 +266,12 @@ def test_a_gpu_is_filled_to_two_thirds(monkeypatch):
     """What a probe of 1024 tokens takes decides; the memory of the GPU is made up here."""
     from infodis.models import model as module
 
-    network = infodis.load(REFERENCES / "llada").network
-    for name, value in (("memory_allocated", 0), ("max_memory_allocated", 2**20), ("mem_get_info", (3 * 2**24, 0))):
+    loaded = dataclasses.replace(infodis.load(REFERENCES / "llada").loaded, limit=32)
+    for name, value in (("memory_allocated", 0), ("max_memory_allocated", 2**20)):
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    assert module._gpu_budget(network, torch.device("cpu"), 32) == 2**15
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
-    assert module._gpu_budget(network, torch.device("cpu"), 32) == 2**10
+    assert module._gpu_budget(loaded, torch.device("cpu"), 3 * 2**24) == 2**15
+    assert module._gpu_budget(loaded, torch.device("cpu"), 0) == 2**10
 
 
 @pytest.mark.filterwarnings("ignore")

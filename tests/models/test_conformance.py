@@ -125,7 +125,7 @@ def test_unknown_words_are_scored_with_slow_tokenizers(tmp_path):
     words = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on"]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-    model = infodis.load(tmp_path)
+    model = infodis.load(tmp_path, allow_unknown=True)
     assert not model.loaded.notes
     row = model.read("the dog sat")
     assert (row.tokens.tolist(), row.target.tolist()) == ([2, 5, 0, 7, 3], [1, 2, 3])

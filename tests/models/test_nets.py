@@ -38,7 +38,7 @@ def test_a_wrong_rotation_would_be_seen(monkeypatch):
     import infodis.models.nets.radd as module
 
     right = module.rotation
-    monkeypatch.setattr(module, "rotation", lambda *a, **k: (right(*a, **k)[0], right(*a, **k)[1].flip(0)))
+    monkeypatch.setattr(module, "rotation", lambda *a, **k: (right(*a, **k)[0], right(*a, **k)[1].flip(-2)))
     network, _ = checkpoint.load(REFERENCES / "radd")
     answer = load_file(REFERENCES / "radd" / "answer.safetensors")
     assert (network(answer["tokens"]) - answer["output"]).abs().max() > 1e-2

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from infodis.errors import InputError
-from infodis.files import read_json
+from infodis.files import digest_of, read_json
 from infodis.models import hub
 from infodis.models.adapters.weights import shards, within
 from infodis.models.checkpoint import CONFIG, read_config
 from infodis.models.options import ModelOptions
+from infodis.models.surrogate_file import SURROGATE
 from infodis.snapshot import Snapshot
 
 POINTER = "checkpoints.json"
@@ -76,6 +77,8 @@ class ModelFiles:
     """Configuration and weights, and the code that comes with them where that is run."""
     tokenizer: Snapshot
     """Files that say how text becomes tokens, and the tokenizer that was named instead of them."""
+    surrogate: Snapshot = Snapshot((), ())
+    """The file of the surrogate that lies beside, if one does. It is no part of the model."""
 
     @staticmethod
     def of(directory: Path, options: ModelOptions = ModelOptions()) -> "ModelFiles":
@@ -87,17 +90,24 @@ class ModelFiles:
         words = sorted({path for pattern in WORDS for path in directory.glob(pattern) if path.is_file()})
         tokenizer = options.named_tokenizer
         named = "" if tokenizer is None else hashlib.sha256(json.dumps(tokenizer.describe()).encode()).hexdigest()
-        return ModelFiles(directory, Snapshot.of(files), Snapshot.of(words, named))
+        beside = [path for path in (directory / SURROGATE,) if path.is_file()]
+        return ModelFiles(directory, Snapshot.of(files), Snapshot.of(words, named), Snapshot.of(beside))
+
+    @property
+    def surrogate_fingerprint(self) -> str | None:
+        """A hash of the surrogate's file; None if there is none."""
+        return digest_of(self.surrogate.paths[0])[:16] if self.surrogate.paths else None
 
     def check_unchanged(self) -> None:
         """Raise if a file is no longer what it was: what is in memory may be half of this and half of that."""
-        if self.model.changed or self.tokenizer.changed:
+        if self.model.changed or self.tokenizer.changed or self.surrogate.changed:
             raise InputError(f"The model in {self.directory} was changed while it was loaded. Load it again.")
 
     def check_same(self, loaded: "ModelFiles") -> None:
         """Raise if something else was loaded. Files are read again only where their size or time differs."""
-        if not self.model.same(loaded.model) or not self.tokenizer.same(loaded.tokenizer):
+        mine, its = ((one.model, one.tokenizer, one.surrogate) for one in (self, loaded))
+        if not all(one.same(other) for one, other in zip(mine, its, strict=True)):
             raise InputError(
                 f"The model in {loaded.directory} is not the one that was there when this began: its configuration, "
-                "weights or tokenizer were replaced. Put it back, or start over."
+                "weights, tokenizer or surrogate were replaced. Put it back, or start over."
             )

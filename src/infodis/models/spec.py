@@ -57,5 +57,12 @@ class ModelSpec(Named):
         """What a result depends on. Where the model lies does not count, its files do."""
         how = {field.name: getattr(self.options, field.name) for field in dataclasses.fields(self.options)}
         prefix = "" if name == "model" else f"{name}_"
-        told = {prefix + key: value for key, value in {**how, "tokenizer": self.files.tokenizer.digest}.items()}
+        told = {
+            prefix + key: value
+            for key, value in {
+                **how,
+                "tokenizer": self.files.tokenizer.digest,
+                "surrogate": self.files.surrogate_fingerprint,
+            }.items()
+        }
         return {name: self.fingerprint, **told}

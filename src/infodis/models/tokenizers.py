@@ -25,6 +25,8 @@ class Encoding:
 
     tokens: Int[np.ndarray, " tokens"]
     target: Int[np.ndarray, " target"]
+    words: Int[np.ndarray, " target"] | None = None
+    """For every token of its own the number of the word that it is a piece of; None if that is not known."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Tokenizer(abc.ABC):
         return True
 
     @property
+    def unknown_token(self) -> int | None:
+        """The token that stands for whatever is not known; None if all is, or what is not is refused."""
+        return None
+
+    @property
     def beyond_text(self) -> frozenset[int]:
         """Tokens that stand for no piece of text: special ones, and the one for whatever is not known."""
         return frozenset()
@@ -72,6 +79,12 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
         """All there is to know, for config.json; see `tokenizer_from`."""
+
+
+def _word_numbers(of_all: Sequence[int | None], own: Sequence[int]) -> Int[np.ndarray, " target"] | None:
+    """The word of every token of a text's own, where all of them have one."""
+    numbers = [of_all[place] for place in own]
+    return None if None in numbers else np.array(numbers, dtype=np.int64)
 
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -117,6 +130,12 @@ class Characters(Tokenizer):
                 f"({len(unknown)} such characters). Remove them, or use a tokenizer that knows them."
             )
         return token[place]
+
+    def read(self, text: str, *, prompt: str = "", special: bool = True) -> Encoding:
+        """A word is what stands between spaces; a space is a word of its own."""
+        found = super().read(text, prompt=prompt)
+        space = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32) == ord(" ")
+        return dataclasses.replace(found, words=np.cumsum(space | np.roll(space, 1)))
 
     @property
     def specials(self) -> bool:
@@ -167,7 +186,8 @@ class Subwords(Tokenizer):
             for place, ((_, end), added) in enumerate(zip(found.offsets, found.special_tokens_mask, strict=True))
             if not added and end > len(prompt)
         ]
-        return Encoding(np.array(found.ids, dtype=np.int64), np.array(own, dtype=np.int64))
+        words = None if self._tokenizer.pre_tokenizer is None else _word_numbers(found.word_ids, own)
+        return Encoding(np.array(found.ids, dtype=np.int64), np.array(own, dtype=np.int64), words)
 
     def number(self, piece: str) -> int | None:
         """The token of a piece, such as a special token."""
@@ -175,11 +195,15 @@ class Subwords(Tokenizer):
         return None if found is None else int(found)
 
     @functools.cached_property
+    def unknown_token(self) -> int | None:
+        model = json.loads(self.definition)["model"]
+        return model.get("unk_id") if model.get("unk_token") is None else self.number(model["unk_token"])
+
+    @functools.cached_property
     def beyond_text(self) -> frozenset[int]:
         added = self._tokenizer.get_added_tokens_decoder()
-        model = json.loads(self.definition)["model"]
-        unknown = model.get("unk_id") if model.get("unk_token") is None else self.number(model["unk_token"])
-        return frozenset({*(number for number, token in added.items() if token.special), unknown} - {None})
+        special = (number for number, token in added.items() if token.special)
+        return frozenset({*special, self.unknown_token} - {None})
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
@@ -227,6 +251,12 @@ class LibraryTokenizer(Tokenizer):
         return self.library.mask_token_id
 
     @functools.cached_property
+    def unknown_token(self) -> int | None:
+        """Some name the end of a text, which is no sign of the unknown."""
+        found = self.library.unk_token_id
+        return None if found == self.library.eos_token_id else found
+
+    @functools.cached_property
     def beyond_text(self) -> frozenset[int]:
         return frozenset(self.library.all_special_ids)
 
@@ -247,7 +277,8 @@ class LibraryTokenizer(Tokenizer):
         same = 0
         while same < min(len(alone), len(own)) and row[own[same]] == alone[same]:
             same += 1
-        return Encoding(row, own[same:])
+        own = own[same:]
+        return Encoding(row, own, _word_numbers(found.word_ids(), own.tolist()) if found.is_fast else None)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self.library.decode(list(tokens)))

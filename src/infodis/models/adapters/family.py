@@ -4,10 +4,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from infodis.blocks import BlockLayout
 from infodis.errors import InputError
 from infodis.models.nets.network import Network
 from infodis.models.options import ModelOptions
 from infodis.models.tokenizers import Tokenizer
+from infodis.noise.design import Noise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,6 +29,12 @@ class LoadedModel:
     """What stands before a text where the network says nothing about the first token."""
     notes: tuple[str, ...] = ()
     """What a user should know."""
+    blocks: BlockLayout | None = None
+    """How it cuts a row into blocks; None if it sees all of a row at once."""
+    mask_rates: tuple[float, float] = (0.0, 1.0)
+    """Shares of a row or block that were masked in training, where its authors say that others were not."""
+    noise: Noise | None = None
+    """Of a model of noise, whose network is a `NoiseNetwork`; None of one that predicts masked tokens."""
 
     def __post_init__(self) -> None:
         longest, last = range(1, 2**63), range(self.network.vocab_size + 1)
@@ -40,6 +48,11 @@ class LoadedModel:
 @runtime_checkable
 class Family(Protocol):
     """A module of this package."""
+
+    @property
+    def HONOURS(self) -> tuple[str, ...]:
+        """Which of `options.WIRING` it takes. The others are refused before anything is loaded."""
+        ...
 
     def recognises(self, config: dict[str, Any]) -> bool: ...
     def load_model(self, directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel: ...

@@ -18,6 +18,7 @@ from infodis.models.adapters.weights import check_weights, fill, needed
 from infodis.models.nets.llama import Llama, LlamaShape
 from infodis.models.options import ModelOptions
 
+HONOURS = ("mask_token",)
 NAMES = {
     "wte.": "embed.",
     "ln_f.": "norm.",
@@ -27,8 +28,8 @@ NAMES = {
     "k_proj.": "key.",
     "v_proj.": "value.",
     "attn_out.": "out.",
-    "ff_proj.": "gate.",
-    "up_proj.": "up.",
+    "ff_proj.": "mlp.gate.",
+    "up_proj.": "mlp.up.",
 }
 FIXED = {
     "block_type": "llama",
@@ -71,7 +72,7 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
         exact_rotation=bool(config.get("rope_full_precision", True)),
     )
     tokenizer = tokenizer_of(directory)
-    (mask_token,) = needed(config, "mask_token_id")
+    mask_token = needed(config, "mask_token_id")[0] if options.mask_token is None else options.mask_token
     check_weights(directory, config)
     with torch.device("meta"):
         network = Llama(shape, mask_token=mask_token, tokens=token_count(tokenizer, min(vocabulary, shape.columns)))
@@ -84,7 +85,7 @@ def _rename(key: str) -> str:
     name = key.removeprefix("model.").removeprefix("transformer.")
     if name.startswith("ff_out."):  # the same name is the output here, and the last layer within a block
         return name.replace("ff_out.", "head.")
-    name = name.replace(".ff_out.", ".down.")
+    name = name.replace(".ff_out.", ".mlp.down.")
     for theirs, ours in NAMES.items():
         name = name.replace(theirs, ours) if name.startswith(theirs) else name.replace(f".{theirs}", f".{ours}")
     return name

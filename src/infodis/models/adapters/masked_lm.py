@@ -5,38 +5,30 @@ whether the last layer can be run at some positions only, and whether padding le
 (`auto_map`) runs only if you say so.
 """
 
-import contextlib
-import inspect
-from collections.abc import Iterator
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from infodis.errors import InputError
 from infodis.models.adapters.family import LoadedModel
-from infodis.models.adapters.tokenizer import (
-    special_token,
-    token_count,
-    tokenizer_of,
-    transformers_tokenizer,
-    vocabulary,
+from infodis.models.adapters.tokenizer import special_token, token_count, vocabulary
+from infodis.models.adapters.transformers_model import (
+    TransformersNetwork,
+    check_code,
+    close,
+    find_tokenizer,
+    longest_row,
+    pretrained,
 )
 from infodis.models.adapters.weights import check_weights
-from infodis.models.nets.network import Features, Network, Places, Tokens
+from infodis.models.nets.network import Features, Places, Tokens
 from infodis.models.options import ModelOptions
 from infodis.models.tokenizers import LibraryTokenizer, Subwords, Tokenizer
 from infodis.rng import stream
 
-AGREEMENT = 1e-4
-"""Largest difference of float32 logits that counts as rounding."""
-
-
+HONOURS = ("mask_token",)
 MASKS = ("[MASK]", "<mask>")
 """What masks are called where nothing says so."""
 
@@ -46,8 +38,8 @@ def recognises(config: dict[str, Any]) -> bool:
     return "model_type" in config or "auto_map" in config
 
 
-class MaskedLM(Network):
-    """A model of transformers, cut before its last layer where that is possible.
+class MaskedLM(TransformersNetwork):
+    """A masked language model of transformers.
 
     `like` is the same model in float32, which has found out what this one, in less precision, could not tell apart.
     """
@@ -55,67 +47,20 @@ class MaskedLM(Network):
     def __init__(
         self, model: nn.Module, *, mask_token: int, tokens: int, pad_token: int, like: "MaskedLM | None" = None
     ) -> None:
-        super().__init__()
-        self.model, self.mask_token, self.tokens, self.pad_token = model, mask_token, tokens, pad_token
-        self.training = model.training
-        self._head: nn.Linear | None = None
-        self._takes_mask = bool({"attention_mask", "kwargs"} & set(inspect.signature(model.forward).parameters))
+        super().__init__(model, tokens=tokens, pad_token=pad_token)
+        self.mask_token = mask_token
         if like is not None:
             self.vocab_size, self.pads = like.vocab_size, like.pads
             self._head = cast(Any, model).get_output_embeddings() if like.split else None
             return
         with torch.no_grad():
             self.vocab_size = self._whole(self._try_out(2, 7), None).shape[-1]
-            self._head = self._find_head()
+            self._head = self._find_head(self._try_out(2, 7))
             self.pads = self._padding_is_not_seen()
 
-    @property
-    def split(self) -> bool:
-        """True if the last layer runs at wanted positions only."""
-        return self._head is not None
-
     def features(self, tokens: Tokens, *, visible: Places | None = None, at: Places | None = None) -> Features:
-        """What goes into the last layer, or what comes out of it where the two cannot be told apart."""
-        found = self._whole(tokens, visible) if self._head is None else self._until(self._head, tokens, visible)
+        found = self.outputs(tokens, visible)
         return found if at is None else found[at]
-
-    def last_layer(self) -> nn.Linear:
-        assert self._head is not None
-        return self._head
-
-    def logits(self, features: Features) -> Float[Tensor, "... vocab"]:
-        return super().logits(features) if self.split else self.excluding(features.clone())
-
-    def token_nll(self, features: Features, tokens: Int[Tensor, " places"]) -> Float[Tensor, " places"]:
-        if self.split:
-            return super().token_nll(features, tokens)
-        return F.cross_entropy(self.logits(features).float(), tokens, reduction="none")
-
-    def _whole(self, tokens: Tokens, visible: Places | None) -> Float[Tensor, "rows length columns"]:
-        if not self._takes_mask:
-            return self.model(input_ids=tokens).logits
-        seen = torch.ones_like(tokens) if visible is None else visible.long()
-        return self.model(input_ids=tokens, attention_mask=seen).logits
-
-    def _until(self, head: nn.Module, tokens: Tokens, visible: Places | None) -> Float[Tensor, "rows length width"]:
-        """What the model hands to a layer of its own; the run ends there."""
-        with _input_of(head) as given_to, contextlib.suppress(_Stop):
-            self._whole(tokens, visible)
-        if len(given_to) != 1 or given_to[0].shape[:2] != tokens.shape:
-            raise _NotAHead
-        return given_to[0]
-
-    def _find_head(self) -> nn.Linear | None:
-        """The last layer, if running it on what it is given answers the same as the whole model."""
-        head = getattr(self.model, "get_output_embeddings", lambda: None)()
-        if not isinstance(head, nn.Linear):
-            return None
-        rows = self._try_out(2, 7)
-        try:
-            mine, whole = head(self._until(head, rows, None)), self._whole(rows, None)
-        except (_NotAHead, TypeError, RuntimeError):
-            return None
-        return head if mine.shape == whole.shape and _close(mine, whole) else None
 
     def _padding_is_not_seen(self) -> bool:
         """Whether a row is answered alike alone, and beside a longer row."""
@@ -124,7 +69,7 @@ class MaskedLM(Network):
         visible = torch.ones(2, 9, dtype=torch.bool, device=short.device)
         visible[0, 5:] = False
         together = self._whole(torch.cat([padded, long]), visible)
-        return _close(together[:1, :5], self._whole(short, None)) and _close(together[1:], self._whole(long, None))
+        return close(together[:1, :5], self._whole(short, None)) and close(together[1:], self._whole(long, None))
 
     def _try_out(self, rows: int, length: int) -> Tokens:
         """Random tokens, masks among them."""
@@ -135,53 +80,16 @@ class MaskedLM(Network):
         return made.to(device)
 
 
-class _Stop(Exception):
-    """Raised to end a run at a layer."""
-
-
-class _NotAHead(Exception):
-    """The layer was not called once, with one row of features for every row of tokens."""
-
-
-@contextlib.contextmanager
-def _input_of(layer: nn.Module) -> Iterator[list[Tensor]]:
-    given_to: list[Tensor] = []
-
-    def hook(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-        given_to.append(given[0])
-        raise _Stop
-
-    handle = layer.register_forward_pre_hook(hook)
-    try:
-        yield given_to
-    finally:
-        handle.remove()
-
-
-def _close(one: Tensor, two: Tensor) -> bool:
-    return bool((one - two).abs().max() <= AGREEMENT * max(1.0, float(two.abs().max())))
-
-
 def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -> LoadedModel:
     """Read configuration, weights and tokenizer."""
-    try:
-        import transformers  # noqa: F401 - whether it is there
-    except ImportError as error:
-        raise InputError("Models of transformers need it: pip install 'infodis[hf]'.") from error
-    if "auto_map" in config and not _native(config) and not options.trust_remote_code:
-        raise InputError(
-            f"{directory} comes with code of its own (auto_map in config.json). Read that code, and if you trust it, "
-            "ask for it: trust_remote_code=True, or --trust-remote-code."
-        )
-    tokenizer, missing = tokenizer_of(directory), None
-    if tokenizer is None:
-        tokenizer, missing = transformers_tokenizer(directory, trust_remote_code=options.trust_remote_code)
-    if tokenizer is None and options.named_tokenizer is not None:
-        tokenizer, missing = options.named_tokenizer, None
+    check_code(directory, config, options, "masked")
+    tokenizer, missing = find_tokenizer(directory, options)
     check_weights(directory, config)
-    model = _from_pretrained(directory, options, torch.float32)
+    model = pretrained(directory, options, torch.float32, "masked")
     columns = int(config.get("vocab_size") or cast(Any, model).config.vocab_size)
-    mask_token, disagreement = _mask_token(directory, config, tokenizer)
+    mask_token, disagreement = options.mask_token, None
+    if mask_token is None:
+        mask_token, disagreement = _mask_token(directory, config, tokenizer)
     pad = config.get("pad_token_id", getattr(cast(Any, model).config, "pad_token_id", None)) or 0
     for name, number in (("mask", mask_token), ("padding", pad)):
         if not 0 <= number < columns:
@@ -192,46 +100,11 @@ def load_model(directory: Path, config: dict[str, Any], options: ModelOptions) -
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"{directory} loads, but does not run on a few tokens: {error}") from error
     if options.torch_dtype != torch.float32:
-        network = MaskedLM(_from_pretrained(directory, options, options.torch_dtype), **how, like=network)
+        network = MaskedLM(pretrained(directory, options, options.torch_dtype, "masked"), **how, like=network)
     leaks = None if network.pads else "padding leaks into its answers, so only rows of one length share a batch"
     notes = tuple(note for note in (missing, disagreement, leaks) if note is not None)
     length = longest_row(cast(Any, model).config, pad)
     return LoadedModel("masked-lm", network, tokenizer, length, length, pad, notes=notes)
-
-
-def _from_pretrained(directory: Path, options: ModelOptions, dtype: torch.dtype) -> nn.Module:
-    """The model with all of its weights: none may be missing, since transformers would draw it at random."""
-    import transformers
-
-    talkative = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        model, loading = transformers.AutoModelForMaskedLM.from_pretrained(
-            directory,
-            dtype=dtype,
-            trust_remote_code=options.trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, UnpicklingError) as error:
-        raise InputError(f"transformers cannot load {directory} as a masked language model: {error}") from error
-    finally:
-        transformers.utils.logging.set_verbosity(talkative)
-    absent = sorted({*loading["missing_keys"], *(str(key) for key in loading["mismatched_keys"])})
-    if absent:
-        raise InputError(
-            f"{directory} lacks weights of a masked language model: {', '.join(absent[:5])} ({len(absent)} in all). It "
-            "may have been saved without its last layer."
-        )
-    return model.to(options.device).eval().requires_grad_(False)
-
-
-def _native(config: dict[str, Any]) -> bool:
-    """Whether transformers has code of its own for this type."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    return config.get("model_type") in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _mask_token(directory: Path, config: dict[str, Any], tokenizer: Tokenizer | None) -> tuple[int, str | None]:
@@ -246,8 +119,8 @@ def _mask_token(directory: Path, config: dict[str, Any], tokenizer: Tokenizer | 
     found = next((int(number) for number in known if number is not None), None)
     if found is None:
         raise InputError(
-            f"Nothing in {directory} says which token is the mask. Put mask_token_id into config.json, or add the "
-            "model's tokenizer."
+            f"Nothing in {directory} says which token is the mask. Give mask_token=... (--mask-token ...), put "
+            "mask_token_id into config.json, or add the model's tokenizer."
         )
     said = config.get("mask_token_id")
     if said in (None, found):
@@ -260,18 +133,3 @@ def mask_tokens(tokenizer: Tokenizer | None) -> list[int | None]:
     if isinstance(tokenizer, LibraryTokenizer):
         return [tokenizer.mask_token]
     return [tokenizer.number(name) for name in MASKS] if isinstance(tokenizer, Subwords) else []
-
-
-def longest_row(config: Any, pad: int) -> int | None:
-    """Rows as long as there are positions; models in RoBERTa's style count theirs from the padding token on."""
-    found = getattr(config, "max_position_embeddings", None)
-    if not isinstance(found, int) or found < 1:
-        return None
-    return found - pad - 1 if config.model_type in OFFSET else found
-
-
-OFFSET = {
-    "camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm",
-    "xlm-roberta", "xlm-roberta-xl", "xmod",
-}  # fmt: skip
-"""Types whose first position is the number of the padding token plus one."""

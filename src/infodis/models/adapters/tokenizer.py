@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,16 @@ def special_token(directory: Path, tokenizer: Tokenizer | None, name: str) -> in
     content = said.get(name)
     text = content.get("content") if isinstance(content, dict) else content
     return number(text) if isinstance(text, str) else None
+
+
+def begin_token(said: Sequence[Any], tokenizer: Tokenizer | None, columns: int) -> int | None:
+    """The first of some tokens that can stand before a text.
+
+    It must be a token, and stand for no text: a configuration may name one that nobody has thought of. What is not a
+    number at all is a mistake, and told; a model may have several end tokens, of which none is taken.
+    """
+    for one in said:
+        if one is not None and type(one) is not int and not isinstance(one, list):
+            raise InputError(f"A begin or end token must be a number, config.json says {one!r}. Correct it.")
+    beyond = range(columns) if tokenizer is None else {*tokenizer.beyond_text, *range(tokenizer.vocab_size, columns)}
+    return next((one for one in said if type(one) is int and 0 <= one < columns and one in beyond), None)

@@ -15,6 +15,9 @@ from infodis.models.checkpoint import check_sizes, set_weights, whole
 from infodis.models.checkpoint import read_config as read_config
 from infodis.models.options import ModelOptions
 
+Weights = dict[str, Tensor]
+"""Of a file, by their keys."""
+
 INDEX, SINGLE, PICKLED = "model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"
 
 
@@ -42,7 +45,7 @@ def check_weights(directory: Path, config: dict[str, Any]) -> None:
     check_sizes(config, shards(directory), where=directory / CONFIG)
 
 
-def tensors(directory: Path, options: ModelOptions) -> Iterator[tuple[Path, dict[str, Tensor]]]:
+def tensors(directory: Path, options: ModelOptions) -> Iterator[tuple[Path, Weights]]:
     """The weights, file by file, so that not all are in memory twice."""
     for shard in shards(directory):
         try:
@@ -62,9 +65,19 @@ def tensors(directory: Path, options: ModelOptions) -> Iterator[tuple[Path, dict
             ) from error
 
 
-def fill(network: nn.Module, directory: Path, options: ModelOptions, rename: Callable[[str], str | None] = str) -> None:
-    """Give a network (on the meta device) its weights. `rename` maps a key of the file to a name here, None to skip."""
-    set_weights(network, tensors(directory, options), rename=rename, dtype=options.torch_dtype)
+def fill(
+    network: nn.Module,
+    directory: Path,
+    options: ModelOptions,
+    rename: Callable[[str], str | None] = str,
+    prepare: Callable[[Weights], Weights] = dict,
+) -> None:
+    """Give a network (on the meta device) its weights. `rename` maps a key of the file to a name here, None to skip.
+
+    `prepare` is given the weights of each file before.
+    """
+    files = ((file, prepare(weights)) for file, weights in tensors(directory, options))
+    set_weights(network, files, rename=rename, dtype=options.torch_dtype)
     network.eval().requires_grad_(False)
 
 

@@ -11,73 +11,32 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
 
 import torch
 
-from infodis import notebook
 from infodis.errors import InfodisError
+from infodis.models.doctor.block_checks import block_origin, block_size, mask_rates
 from infodis.models.doctor.examples import (
     SENTENCES,
     ModelUnderTest,
     alternate_surprisals,
     read_example,
+    tolerant,
     with_examples,
 )
 from infodis.models.doctor.precision import both_precisions, dtype_of, is_half
+from infodis.models.doctor.results import GIVE_TEXT, CheckResult, CheckResults, Verdict
 from infodis.models.doctor.swaps import surely_above, swap_scores, unlike_neighbours
 from infodis.models.model import Model
 from infodis.models.tokenizers import Tokenizer
 from infodis.predictor import RowPredictor, check_log_conditionals
 from infodis.rng import stream
 
-Verdict = Literal["ok", "wrong", "cannot tell"]
 ROUNDING = 1e-4
 """Nats: the largest difference that counts as rounding in float32."""
-GIVE_TEXT = "Give text of the kind it was trained on: --text FILE."
 
 
-@dataclasses.dataclass(frozen=True)
-class CheckResult:
-    """What a check found."""
-
-    verdict: Verdict
-    detail: str
-    hint: str = ""
-    """What to do if it is wrong."""
-    check: str = ""
-    """Its name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckResults:
-    """What all checks found about a model."""
-
-    model: str
-    results: tuple[CheckResult, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return all(one.verdict != "wrong" for one in self.results)
-
-    def __iter__(self) -> Iterator[CheckResult]:
-        return iter(self.results)
-
-    def __repr__(self) -> str:
-        counts = (f"{sum(one.verdict == verdict for one in self.results)} {verdict}" for verdict in get_args(Verdict))
-        return f"CheckResults({self.model}: {', '.join(counts)})"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (
-                notebook.text(one.check),
-                f"<b>{one.verdict}</b>" if one.verdict == "wrong" else one.verdict,
-                notebook.text(one.detail if one.verdict == "ok" else f"{one.detail} {one.hint}", 500),
-            )
-            for one in self.results
-        ]
-        return notebook.table(("check", "verdict", "what was found"), rows, caption=f"Is {self.model} wired right?")
+UNDECIDED = "the model does not tell the examples from noise surely enough"
 
 
 def doctor(model: Model, texts: Sequence[str] = ()) -> CheckResults:
@@ -114,20 +73,20 @@ def _run(check: Callable[[ModelUnderTest], CheckResult], subject: ModelUnderTest
 
 def _distributions(subject: ModelUnderTest) -> CheckResult:
     """Are answers finite and normalised, from one masked token to all?"""
-    mask = subject.predictor.mask_token
     row = subject.rows[0]
     for share in (0.0, 0.15, 0.5, 0.85, 1.0):
-        hidden = torch.zeros(1, len(row), dtype=torch.bool)
+        hidden = torch.zeros(len(row), dtype=torch.bool)
         inside = subject.inside(row)
         drawn = torch.rand(len(inside), generator=stream(0, "doctor", str(share))) < share
-        hidden[0, inside.start : inside.stop] = drawn
-        hidden[0, len(row) // 2] = True
-        answer = subject.predictor.log_conditionals(torch.where(hidden, mask, row))
-        try:
-            check_log_conditionals(answer, hidden, vocab_size=subject.predictor.vocab_size)
-        except InfodisError as error:
-            hint = "Apply log_softmax in float32 over the tokens that data may contain."
-            return CheckResult("wrong", f"with {int(hidden.sum())} of {len(row)} tokens masked: {error}", hint)
+        hidden[inside.start : inside.stop] = drawn
+        hidden[len(row) // 2] = True
+        for masked in subject.split(row, hidden).split(1):
+            answer = subject.log_conditionals(row.unsqueeze(0), masked)
+            try:
+                check_log_conditionals(answer, masked, vocab_size=subject.predictor.vocab_size)
+            except InfodisError as error:
+                hint = "Apply log_softmax in float32 over the tokens that data may contain."
+                return CheckResult("wrong", f"with {int(hidden.sum())} of {len(row)} tokens masked: {error}", hint)
     return CheckResult("ok", "finite and normalised from one masked token to all")
 
 
@@ -136,11 +95,11 @@ def _mask_probability(subject: ModelUnderTest) -> CheckResult:
     predictor = subject.predictor
     if predictor.mask_token >= predictor.vocab_size:
         return CheckResult("ok", "the mask has no column, so no probability")
-    row = subject.rows[0].clone()
-    places = slice(subject.inside(row).start, subject.inside(row).stop, 2)
-    row[places] = predictor.mask_token
-    answer = predictor.log_conditionals(row.unsqueeze(0))[0, places]
-    largest = float(answer[:, predictor.mask_token].exp().max())
+    row = subject.rows[0]
+    hidden = torch.zeros(len(row), dtype=torch.bool)
+    hidden[subject.inside(row).start : subject.inside(row).stop : 2] = True
+    answers = [subject.log_conditionals(row.unsqueeze(0), one)[one] for one in subject.split(row, hidden).split(1)]
+    largest = float(torch.cat(answers)[:, predictor.mask_token].exp().max())
     if largest == 0:
         return CheckResult("ok", "exactly zero")
     hint = "Set its column to -inf before the softmax: data never hold the mask, and its share is missing elsewhere."
@@ -149,12 +108,14 @@ def _mask_probability(subject: ModelUnderTest) -> CheckResult:
 
 def _mask_token(subject: ModelUnderTest) -> CheckResult:
     """Is the token that we hide with the one the model was trained to see?"""
+    if subject.causal:
+        return CheckResult("left out", "an autoregressive model masks nothing")
     words, mask = subject.tokenizer, subject.predictor.mask_token
     named = _named_mask(words)
     used = f"token {mask} ({_piece(words, mask)})"
     if named not in (None, mask) and words is not None and mask < words.vocab_size and mask not in subject.beyond_text:
         detail = f"{used} is used, which stands for text; the tokenizer calls {named} the mask"
-        return CheckResult("wrong", detail, f"Put mask_token_id = {named} into config.json.")
+        return CheckResult("wrong", detail, _mask_hint(named))
     sure = swap_scores(subject, mask)[:, 1]
     for token in _other_masks(subject, named):
         found = swap_scores(subject, token)[:, 1]
@@ -164,9 +125,9 @@ def _mask_token(subject: ModelUnderTest) -> CheckResult:
             detail = (
                 f"hiding by {better} tells data from noise better than by {used}: {float(gain.mean()):.2f} nats a pair"
             )
-            return CheckResult("wrong", detail, f"Put mask_token_id = {token} into config.json.")
+            return CheckResult("wrong", detail, _mask_hint(token))
         if token == named and not surely_above(-gain):
-            detail = f"{used} is used, the tokenizer calls {named} the mask; {_undecided(subject)}"
+            detail = f"{used} is used, the tokenizer calls {named} the mask; {subject.cannot_judge or UNDECIDED}"
             return CheckResult("cannot tell", detail, GIVE_TEXT)
     if named is None:
         return CheckResult(
@@ -176,13 +137,12 @@ def _mask_token(subject: ModelUnderTest) -> CheckResult:
     return CheckResult("ok", f"{used}, {said}")
 
 
+def _mask_hint(token: int | None) -> str:
+    return f"Put mask_token_id = {token} into config.json, or load it with --mask-token {token} where that is taken."
+
+
 def _piece(words: Tokenizer | None, token: int) -> str:
     return "no tokenizer" if words is None else words.pieces([token])[0]
-
-
-def _undecided(subject: ModelUnderTest) -> str:
-    """Why data do not decide."""
-    return subject.cannot_judge or "the model does not tell the examples from noise surely enough"
 
 
 def _named_mask(words: Tokenizer | None) -> int | None:
@@ -190,7 +150,7 @@ def _named_mask(words: Tokenizer | None) -> int | None:
     number = getattr(words, "number", None)
     if number is None:
         return getattr(words, "mask_token", None)
-    names = ("[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>")
+    names = ("[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>", "<|MASK|>", "<MASK>", "|<MASK>|")
     return next((found for found in map(number, names) if found is not None), None)
 
 
@@ -200,6 +160,8 @@ def _other_masks(subject: ModelUnderTest, named: int | None) -> list[int]:
     Neither one that the rows hold, nor one that stands for a piece of text.
     """
     predictor, words = subject.predictor, subject.tokenizer
+    if subject.blocks is not None and subject.model is None:
+        return []  # it cannot be told to take another one
     used = set(torch.cat(list(subject.rows)).tolist()) - {named} | {predictor.mask_token}
     near = (predictor.mask_token - 1, predictor.mask_token + 1, 0, 1, 2, 3, 4, predictor.vocab_size - 1)
     found = [token for token in dict.fromkeys((named, *near)) if token is not None and token not in used]
@@ -211,6 +173,13 @@ def _other_masks(subject: ModelUnderTest, named: int | None) -> list[int]:
     ]
 
 
+SHIFTS = {
+    "before": "Shift the logits by one, as the model's own sampler does. If it is autoregressive: --causal.",
+    "after": "The logits were shifted, but are about their own position: leave --causal out, or the shift.",
+}
+"""What to do if answers are found one position aside."""
+
+
 def _alignment(subject: ModelUnderTest) -> CheckResult:
     """Is the answer at a position about that position?"""
     sure = swap_scores(subject, subject.predictor.mask_token)[unlike_neighbours(subject)]
@@ -218,24 +187,21 @@ def _alignment(subject: ModelUnderTest) -> CheckResult:
     for column, where in ((0, "before"), (2, "after")):
         if surely_above(sure[:, column]) and surely_above(sure[:, column] - sure[:, 1]):
             detail = f"answers are about another position: data are told from noise one position {where} "
-            hint = "Shift the logits by one, as the model's own sampler does."
-            return CheckResult("wrong", f"{detail}({numbers} nats a pair before, at, after)", hint)
+            return CheckResult("wrong", f"{detail}({numbers} nats a pair before, at, after)", SHIFTS[where])
     if surely_above(sure[:, 1]) and all(surely_above(sure[:, 1] - sure[:, column]) for column in (0, 2)):
         return CheckResult("ok", f"answers are about their own position ({numbers} nats a pair before, at, after)")
-    return CheckResult("cannot tell", _undecided(subject), GIVE_TEXT)
+    return CheckResult("cannot tell", subject.cannot_judge or UNDECIDED, GIVE_TEXT)
 
 
 def _context(subject: ModelUnderTest) -> CheckResult:
     """Do visible tokens change the answer?"""
-    predictor = subject.predictor
     row = subject.rows[0]
     place = len(row) // 2
     other = row.roll(1)
     if torch.equal(row, other):
         return CheckResult("cannot tell", "the row holds one token only", GIVE_TEXT)
-    pair = torch.stack([row, other])
-    pair[:, place] = predictor.mask_token
-    one, two = predictor.log_conditionals(pair)[:, place].cpu().double().exp()
+    hidden = (torch.arange(len(row)) == place).expand(2, -1)
+    one, two = subject.log_conditionals(torch.stack([row, other]), hidden)[:, place].cpu().double().exp()
     moved = float((one - two).abs().sum()) / 2
     if moved > 1e-6:
         return CheckResult("ok", f"other visible tokens move {moved:.3g} of the probability")
@@ -256,7 +222,7 @@ def _secrecy(subject: ModelUnderTest) -> CheckResult:
     if not others:
         return CheckResult("cannot tell", "the row holds one token only")
     changed[last] = others[0]
-    one, two = (predictor.surprisal(tokens.unsqueeze(0), hidden)[0, :last] for tokens in (row, changed))
+    one, two = (subject.surprisal(tokens.unsqueeze(0), hidden)[0, :last] for tokens in (row, changed))
     seen = float((one - two).abs().max())
     if seen <= ROUNDING:
         return CheckResult("ok", "hidden tokens do not change other answers")
@@ -288,9 +254,9 @@ def _longest(subject: ModelUnderTest) -> CheckResult:
         return CheckResult("ok", "no limit is stated")
     limit = model.loaded.limit
     row = torch.cat([subject.rows[0]] * (limit // len(subject.rows[0]) + 1))[:limit]
-    row[limit // 2] = model.mask_token
+    hidden = (torch.arange(limit) == limit // 2).unsqueeze(0)
     try:
-        answer = model.log_conditionals(row.unsqueeze(0))[0, limit // 2]
+        answer = subject.log_conditionals(row.unsqueeze(0), hidden)[0, limit // 2]
     except (IndexError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         return CheckResult("wrong", f"a row of {limit} tokens fails: {reason}", "Its positions end earlier; cut rows.")
@@ -303,7 +269,7 @@ def _special_tokens(subject: ModelUnderTest) -> CheckResult:
     model = subject.model
     if model is None or model.loaded.tokenizer is None:
         return CheckResult("cannot tell", "no tokenizer")
-    row = model.read(subject.texts[0] if subject.texts else _readable(subject))
+    row = tolerant(model).read(subject.texts[0] if subject.texts else _readable(subject))
     pieces = model.tokenizer.pieces(row.tokens.tolist())
     scored = set(row.target.tolist())
     around = [piece for place, piece in enumerate(pieces) if place not in scored]
@@ -348,7 +314,7 @@ def _round_trip(subject: ModelUnderTest) -> CheckResult:
     loose = False
     for text in subject.texts:
         try:
-            back = model.decode(model.encode(text)).strip()
+            back = model.decode(tolerant(model).encode(text)).strip()
         except InfodisError as error:
             return CheckResult("wrong", f"{text!r} cannot be read: {error}", "Remove what it does not know.")
         loose = loose or back != text.strip()
@@ -382,14 +348,13 @@ def _precision(subject: ModelUnderTest) -> CheckResult:
 def _speed(subject: ModelUnderTest) -> CheckResult:
     """How many rows a second, and how much memory?"""
     row = subject.rows[0]
-    predictor = subject.predictor
     count = max(1, 512 // len(row))
     tokens = row.expand(count, -1)
     hidden = torch.rand(count, len(row), generator=stream(0, "doctor", "speed")) < 0.5
     hidden[:, : subject.inside(row).start] = False
-    predictor.surprisal(tokens, hidden)
+    subject.surprisal(tokens, hidden)
     begin = time.perf_counter()
-    predictor.surprisal(tokens, hidden)
+    subject.surprisal(tokens, hidden)
     taken = time.perf_counter() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     detail = f"{count / taken:,.0f} rows of {len(row)} tokens a second, {peak / 2**20:,.0f} MiB in use at most"
@@ -400,7 +365,10 @@ CHECKS: dict[str, Callable[[ModelUnderTest], CheckResult]] = {
     "distributions": _distributions,
     "probability of the mask": _mask_probability,
     "mask token": _mask_token,
+    "mask rates": mask_rates,
     "alignment": _alignment,
+    "block size": block_size,
+    "block origin": block_origin,
     "context": _context,
     "secrecy": _secrecy,
     "padding": _padding,

@@ -1,12 +1,16 @@
 """A model, and rows that it should know: what the checks look at."""
 
+import copy
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from infodis.blocks import BlockLayout, blocks_of
 from infodis.errors import InfodisError, InputError
 from infodis.item import Item
 from infodis.models.model import Model
@@ -15,7 +19,11 @@ from infodis.predictor import Predictor, RowPredictor, Rows
 from infodis.rng import stream
 
 LONGEST = 64
-"""Tokens of a row that is looked at."""
+"""Tokens of a row that is looked at; two blocks if that is more."""
+MOST_ROWS = 32
+"""That are looked at. A long text gives several."""
+SHORTEST = 8
+"""Tokens of a row that says anything."""
 KNOWN_SHARE = 0.5
 """Of a text's tokens: a tokenizer must know as many for the text to say anything."""
 
@@ -53,6 +61,15 @@ class ModelUnderTest:
         return self.model.loaded.tokenizer if self.model is not None else None
 
     @property
+    def blocks(self) -> BlockLayout | None:
+        return blocks_of(self.predictor)
+
+    @property
+    def causal(self) -> bool:
+        """Whether it masks nothing."""
+        return self.model is not None and self.model.network.causal
+
+    @property
     def beyond_text(self) -> frozenset[int]:
         """Tokens that say nothing about a model's knowledge: special ones, and the one for what is not known."""
         return frozenset() if self.tokenizer is None else self.tokenizer.beyond_text
@@ -61,6 +78,59 @@ class ModelUnderTest:
         """Positions that may be hidden."""
         first = self.model.network.first_predicted if self.model is not None else 0
         return range(max(self.head, first), len(row) - self.tail)
+
+    def starts(self, tokens: Int[Tensor, "rows length"]) -> Int[Tensor, " rows"]:
+        """Where the blocks of rows begin, if everything that may be hidden is scored."""
+        first = torch.full((len(tokens), 1), self.inside(tokens[0]).start)
+        return first[:, 0] * 0 if self.blocks is None else self.blocks.starts(first)
+
+    def split(self, row: Int[Tensor, " length"], hidden: Bool[Tensor, " length"]) -> Bool[Tensor, "rows length"]:
+        """What is hidden in the rows that tell about all hidden tokens: one, or one for every block that hides any."""
+        if self.blocks is None:
+            return hidden.unsqueeze(0)
+        numbers = self.blocks.numbers(len(row), self.starts(row.unsqueeze(0)))[0]
+        return hidden & (numbers == numbers[hidden].unique().unsqueeze(-1))
+
+    def log_conditionals(
+        self, tokens: Int[Tensor, "#rows length"], hidden: Bool[Tensor, "rows length"], mask: int | None = None
+    ) -> Float[Tensor, "rows length vocab"]:
+        """What is said about rows in which tokens are hidden, those of one block each; by another mask if one is given.
+
+        At visible places there may be anything.
+        """
+        used = self.predictor.mask_token if mask is None else mask
+        masked = torch.where(hidden, used, tokens)
+        if self.model is None or self.blocks is None:
+            return self.predictor.log_conditionals(masked)
+        model, starts = hiding_by(self.model, used), self.starts(masked)
+        clean = torch.where(hidden, model.loaded.pad_token, tokens)
+        wanted = (torch.arange(tokens.shape[1]) >= model.network.first_predicted).expand(hidden.shape)
+        lengths = torch.full((len(hidden),), tokens.shape[1])
+        found = torch.full((*hidden.shape, model.vocab_size), -math.log(model.vocab_size), device=model.device)
+        found[wanted.to(model.device)] = model.conditionals(Rows(clean, hidden, wanted, lengths, starts))
+        return found
+
+    def surprisal(
+        self, tokens: Int[Tensor, "rows length"], hidden: Bool[Tensor, "rows length"]
+    ) -> Float[Tensor, "rows length"]:
+        """-log p of the hidden tokens, wherever they are."""
+        if self.blocks is None or not isinstance(self.predictor, RowPredictor):
+            return self.predictor.surprisal(tokens, hidden)
+        lengths = torch.full((len(tokens),), tokens.shape[1])
+        found = torch.zeros(tokens.shape)
+        found[hidden] = (
+            self.predictor.surprisals(Rows(tokens, hidden, hidden, lengths, self.starts(tokens))).cpu().float()
+        )
+        return found
+
+
+def hiding_by(model: Model, mask: int) -> Model:
+    """The same model with another token for the mask."""
+    if mask == model.mask_token:
+        return model
+    network = copy.copy(model.network)
+    network.mask_token = mask
+    return dataclasses.replace(model, loaded=dataclasses.replace(model.loaded, network=network))
 
 
 def with_examples(model: Model, texts: Sequence[str] = ()) -> ModelUnderTest:
@@ -80,20 +150,36 @@ def with_examples(model: Model, texts: Sequence[str] = ()) -> ModelUnderTest:
         return _with_random_rows(model, f"{unknown:.0f} % of the examples' tokens are unknown to its tokenizer")
     found = [row for _, row in good.values()]
     head, tail = int(found[0].target[0]), len(found[0].tokens) - 1 - int(found[0].target[-1])
-    longest = min(LONGEST, model.loaded.limit or LONGEST)
-    cut = [
-        torch.cat([row.tokens[: longest - tail][: len(row.tokens) - tail], _last(row.tokens, tail)]) for row in found
-    ]
-    return ModelUnderTest(model, cut, head, tail, tuple(texts) or tuple(text for text, _ in good.values()))
+    wanted = LONGEST if model.blocks is None else max(LONGEST, 2 * model.blocks.size)
+    longest = min(wanted, model.loaded.limit or wanted)
+    rows = _rows([row.tokens for row in found], head, tail, longest)
+    return ModelUnderTest(model, rows, head, tail, tuple(texts) or tuple(text for text, _ in good.values()))
+
+
+def _rows(texts: Sequence[Int[Tensor, "_"]], head: int, tail: int, longest: int) -> list[Int[Tensor, "_"]]:
+    """Texts cut into rows of at most so many tokens, special ones around each. Beginnings come first."""
+    rows: list[list[Tensor]] = []
+    for text in texts:
+        first, last = text[:head], text[len(text) - tail :]
+        pieces = text[head : len(text) - tail].split(longest - head - tail)
+        kept = [piece for n, piece in enumerate(pieces) if n == 0 or len(piece) >= SHORTEST]
+        rows.append([torch.cat([first, piece, last]) for piece in kept])
+    turns = itertools.zip_longest(*rows)
+    return [row for turn in turns for row in turn if row is not None][:MOST_ROWS]
+
+
+def tolerant(model: Model) -> Model:
+    """The same model, which reads texts that its tokenizer does not know: how much that is, checks find out."""
+    return dataclasses.replace(model, allow_unknown=True, batch_tokens=model.tokens_at_once)
 
 
 def read_example(model: Model, text: str) -> Item | None:
     """A text as the model reads it; None if it is too short, or not of its alphabet."""
     try:
-        row = model.read(text)
+        row = tolerant(model).read(text)
     except InfodisError:
         return None
-    return row if len(row.target) >= 8 else None
+    return row if len(row.target) >= SHORTEST else None
 
 
 def _known_share(row: Item, tokenizer: Tokenizer) -> float:
@@ -110,14 +196,11 @@ def _with_random_rows(model: Model, cannot_judge: str) -> ModelUnderTest:
     return ModelUnderTest(model, list(possible[picks]), cannot_judge=cannot_judge)
 
 
-def _last(tokens: Int[Tensor, "_"], count: int) -> Int[Tensor, "_"]:
-    return tokens[len(tokens) - count :]
-
-
 def _lower(text: str) -> str:
     return "".join(character for character in text.lower() if character.isalpha() or character == " ")
 
 
+@torch.no_grad()
 def alternate_surprisals(predictor: RowPredictor, rows: list[Tensor], first: int) -> Float64[Tensor, " wanted"]:
     """-log p of every other token of rows in one batch, from the position `first` on, all of them hidden."""
     longest = max(len(row) for row in rows)
@@ -127,4 +210,6 @@ def alternate_surprisals(predictor: RowPredictor, rows: list[Tensor], first: int
         tokens[number, : len(row)] = row
         hidden[number, max(1, first) : len(row) : 2] = True
     lengths = torch.tensor([len(row) for row in rows])
-    return predictor.surprisals(Rows(tokens, hidden, hidden, lengths)).cpu().double()
+    blocks = blocks_of(predictor)
+    starts = torch.zeros_like(lengths) if blocks is None else blocks.starts(torch.full((len(rows), 1), max(1, first)))
+    return predictor.surprisals(Rows(tokens, hidden, hidden, lengths, starts)).cpu().double()

@@ -31,14 +31,27 @@ def _swap_scores_of(subject: ModelUnderTest, row: Int[Tensor, " length"], mask: 
     pairs = _swap_pairs(subject, row)
     found = [torch.zeros(0, 3, dtype=torch.float64)]
     for some in pairs.split(max(1, LOGITS_AT_ONCE // (len(row) * subject.predictor.vocab_size))) if len(pairs) else ():
-        hidden = torch.zeros(len(some), len(row), dtype=torch.bool).scatter(1, some, True)
-        answer = subject.predictor.log_conditionals(torch.where(hidden, mask, row))
-        each = torch.arange(len(some)).view(-1, 1, 1, 1)
-        around = some[:, :, None, None] + torch.arange(-1, 2).view(3, 1)
-        said = answer[each, around, row[some][:, None, None, :]].cpu().double().clamp(min=-50.0)
+        said = _said_around(subject, row, some, mask)
         right, wrong = said[:, 0, :, 0] + said[:, 1, :, 1], said[:, 0, :, 1] + said[:, 1, :, 0]
         found.append(right - wrong)
     return torch.cat(found)
+
+
+def _said_around(
+    subject: ModelUnderTest, row: Int[Tensor, " length"], pairs: Int[Tensor, "pairs two"], mask: int
+) -> Float64[Tensor, "pairs two three both"]:
+    """Log p of both tokens of pairs, one position before either, at it and after it, while both are hidden.
+
+    A model of blocks is asked about one block at a time, with all that comes before it known.
+    """
+    hidden = torch.zeros(len(pairs), 1, len(row), dtype=torch.bool).scatter(2, pairs.unsqueeze(1), True)
+    if subject.blocks is not None:
+        numbers = subject.blocks.numbers(len(row), subject.starts(row.unsqueeze(0)))[0]
+        hidden = hidden & (numbers == numbers[pairs].unsqueeze(-1))
+    answer = subject.log_conditionals(row.unsqueeze(0), hidden.flatten(0, 1), mask).unflatten(0, hidden.shape[:2])
+    each, turn = torch.arange(len(pairs)).view(-1, 1, 1, 1), torch.arange(hidden.shape[1]).view(1, -1, 1, 1)
+    around = pairs[:, :, None, None] + torch.arange(-1, 2).view(3, 1)
+    return answer[each, turn, around, row[pairs][:, None, None, :]].cpu().double().clamp(min=-50.0)
 
 
 def _swap_pairs(subject: ModelUnderTest, row: Int[Tensor, " length"]) -> Int[Tensor, "pairs two"]:
