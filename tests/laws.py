@@ -2,6 +2,7 @@
 
 from infodis.auto import Auto
 from infodis.design import (
+    Dealt,
     Enumerate,
     MaskDesign,
     Orders,
@@ -20,6 +21,8 @@ RANDOM_DESIGNS: list[MaskDesign] = [
     PowerCount(),
     StratifiedCount(),
     Pairs(),
+    Dealt(),
+    Dealt(slope=0.0, power=0.5),
     Tiled(),
     Tiled(power=0.5),
     Orders(),

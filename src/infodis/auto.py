@@ -1,6 +1,6 @@
 """`Auto`, the default design: it looks at a few masks first, then takes `Enumerate`, `Tiled` or `Orders`.
 
-Also the table of all designs by name.
+On a block diffusion model it does so inside every block: `Blocks`. Also the table of all designs by name.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
@@ -34,6 +35,9 @@ from infodis.rng import stream, uniforms
 LEAVES = 7
 """Positions that a pilot star reveals, one at a time; three where rows are few."""
 
+FEWEST_ROWS = 16
+"""Below which there is no pilot: its four rows would be missed more than its advice is worth."""
+
 TYPICAL = 0.5
 """Variance of `Tiled` with its control, times rows, per token, where a token has eight rows: in nats squared."""
 
@@ -57,6 +61,8 @@ class Auto(MaskDesign):
     count towards the budget. Only where that leaves `Orders` less than two orders, the pilot comes on top, by at most
     four rows.
 
+    On a block diffusion model it draws in every block by itself, see `Blocks`.
+
     >>> import infodis
     >>> from infodis.oracle import MarkovChain
     >>> chain = MarkovChain.random(order=1, vocab_size=3)
@@ -78,6 +84,9 @@ class Auto(MaskDesign):
     def first_stage(self, length: int, rows: int) -> Layout:
         return self._blind(length, rows).first_stage(length, rows)
 
+    def fewest_replicates(self, length: int, rows: int) -> Layout:
+        return self._blind(length, rows).fewest_replicates(length, rows)
+
     def masks(self, levels: Levels, keys: Keys) -> WeightedMasks:
         rows, length = keys.shape[-2:]
         return self._blind(length, rows if rows == 2**length - 1 else 0).masks(levels, keys)
@@ -85,18 +94,27 @@ class Auto(MaskDesign):
     def _blind(self, length: int, rows: int) -> MaskDesign:
         return Enumerate() if length <= LONGEST_ENUMERATION and 2**length - 1 <= rows else self.tiled
 
+    def over(self, sizes: tuple[int, ...]) -> MaskDesign:
+        return in_blocks(self, sizes)
+
     def pilot(self, length: int, rows: int) -> Bool[Tensor, "pilot length"]:
         smallest = Orders().smallest(length)
-        if length < 4 or rows < smallest or isinstance(self._blind(length, rows), Enumerate):
+        if length < 4 or rows < max(smallest, FEWEST_ROWS) or isinstance(self._blind(length, rows), Enumerate):
             return torch.zeros(0, length, dtype=torch.bool)
         leaves = LEAVES if length >= 12 and rows >= max(64, smallest + LEAVES + 1) else 3
         stars = max(1, min(4, rows // (12 * (1 + leaves)), (rows - smallest) // (1 + leaves)))
         return _stars(length, stars, leaves)[0].flatten(0, 1)
 
     def choose_design(
-        self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"], *, precision: float | None = None
+        self,
+        length: int,
+        rows: int,
+        surprisal: Float64[Tensor, "*all pilot length"],
+        *,
+        precision: float | None = None,
     ) -> tuple[MaskDesign, int]:
-        spent = surprisal.shape[0]
+        """Of several pilots at once, the mean of what they saw decides."""
+        spent = surprisal.shape[-2]
         if spent == 0:
             return self._blind(length, rows), rows
         left = max(rows - spent, Orders().smallest(length))
@@ -131,17 +149,17 @@ def _stars(
     return torch.cat([base, base & (revealed.unsqueeze(-1) != torch.arange(length))], dim=1), revealed
 
 
-def _disagreement(length: int, surprisal: Float64[Tensor, "pilot length"]) -> float:
+def _disagreement(length: int, surprisal: Float64[Tensor, "*all pilot length"]) -> float:
     """The mean square of the commutators that a pilot saw [eq:commutator].
 
     The change of a by b is f(M, a) - f(M - b, a); the commutator is the change of a by b less that of b by a.
     """
-    leaves = _leaves(length, surprisal.shape[0])
-    rows = surprisal.unflatten(0, (-1, 1 + leaves))
-    revealed = _stars(length, rows.shape[0], leaves)[1]
-    at = rows.gather(2, revealed.unsqueeze(1).expand(-1, 1 + leaves, -1))
-    changes = at[:, :1] - at[:, 1:]
-    commutators = (changes - changes.transpose(1, 2))[:, ~torch.eye(leaves, dtype=torch.bool)]
+    leaves = _leaves(length, surprisal.shape[-2])
+    rows = surprisal.unflatten(-2, (-1, 1 + leaves))
+    revealed = _stars(length, rows.shape[-3], leaves)[1]
+    at = rows.take_along_dim(revealed.unsqueeze(1).view(*[1] * (rows.ndim - 3), -1, 1, leaves), dim=-1)
+    changes = at[..., :1, :] - at[..., 1:, :]
+    commutators = (changes - changes.transpose(-1, -2))[..., ~torch.eye(leaves, dtype=torch.bool)]
     return float(commutators.square().mean())
 
 
@@ -150,8 +168,116 @@ def _leaves(length: int, rows: int) -> int:
     return LEAVES if length >= 12 and rows % (1 + LEAVES) == 0 else 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Blocks(MaskDesign):
+    """For block diffusion models: `inner`, drawn independently in every block of the target [eq:blocks].
+
+    What such a model says about a token depends on the masks inside the token's own block alone. So one row evaluates
+    one mask in every block at once, and a target takes as many rows as its largest block: with blocks of 4 tokens, 15
+    rows hold all masks of every block, and the result is exact at any length. Blocks with so few tokens that a
+    replicate has rows for all their masks get them all.
+
+    Which blocks there are, the predictor knows: `sizes` is filled in. `Auto` takes this design by itself.
+
+    >>> import infodis
+    >>> from infodis.testing import Blockwise
+    >>> from infodis.oracle import MarkovChain
+    >>> chain = Blockwise(MarkovChain.random(order=1, vocab_size=3), infodis.BlockLayout(4))
+    >>> estimate = infodis.nll(chain, [0, 1, 2] * 20, design=infodis.Blocks())
+    >>> estimate.stopped, estimate.evaluations
+    ('exact', 15)
+    """
+
+    inner: MaskDesign = Auto()
+    sizes: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    """Target tokens in every block."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, MaskDesign) or isinstance(self.inner, Blocks):
+            raise InputError(f"Blocks needs a design to draw from in every block, like Tiled(), got {self.inner!r}.")
+
+    @property
+    def telescoping(self) -> bool:
+        return self.inner.telescoping
+
+    def parts(self, length: int) -> tuple[int, ...]:
+        return self.sizes
+
+    def over(self, sizes: tuple[int, ...]) -> "Blocks":
+        return dataclasses.replace(self, sizes=sizes)
+
+    def exhaustive(self) -> "Blocks":
+        return dataclasses.replace(self, inner=Enumerate())
+
+    def layout(self, length: int, rows: int) -> Layout:
+        return self.inner.layout(self._largest(length), rows)
+
+    def first_stage(self, length: int, rows: int) -> Layout:
+        return self.inner.first_stage(self._largest(length), rows)
+
+    def fewest_replicates(self, length: int, rows: int) -> Layout:
+        return self.inner.fewest_replicates(self._largest(length), rows)
+
+    def masks(self, levels: Levels, keys: Float64[Tensor, "batch rows keys"]) -> WeightedMasks:
+        drawn = torch.cat([levels.unsqueeze(-1), keys], dim=-1)
+        pieces = drawn.split([1 + size for size in self.sizes], dim=-1)
+        found: list[WeightedMasks | None] = [None] * len(pieces)
+        for size in set(self.sizes):
+            numbers = [number for number, its in enumerate(self.sizes) if its == size]
+            masked, weight = self._within(torch.stack([pieces[number] for number in numbers]))
+            for number, *its in zip(numbers, masked, weight, strict=True):
+                found[number] = (its[0], its[1])
+        masked, weight = (torch.cat(part, dim=-1) for part in zip(*found, strict=True))
+        return masked, weight
+
+    def _within(self, drawn: Float64[Tensor, "blocks batch rows numbers"]) -> tuple[Tensor, Tensor]:
+        """Masks of blocks of one size. Rows that are left over mask nothing there."""
+        rows, size = drawn.shape[-2], drawn.shape[-1] - 1
+        design = Enumerate() if size <= LONGEST_ENUMERATION and 2**size - 1 <= rows else self.inner
+        taken = design.layout(size, 2**LONGEST_ENUMERATION).rows if design.telescoping else rows
+        numbers = drawn[..., :taken, :].flatten(0, 1)
+        parts = design.masks(numbers[..., 0], numbers[..., 1:])
+        masked, weight = (F.pad(part, (0, 0, 0, rows - taken)).view(*drawn.shape[:3], size) for part in parts)
+        return masked, weight
+
+    def pilot(self, length: int, rows: int) -> Bool[Tensor, "pilot length"]:
+        """The pilot of a block, in all of them at once."""
+        masked = self.inner.pilot(self._largest(length), rows)
+        return torch.cat([masked[:, :size] for size in self.sizes], dim=1)
+
+    def choose_design(
+        self, length: int, rows: int, surprisal: Float64[Tensor, "pilot length"], *, precision: float | None = None
+    ) -> tuple["Blocks", int]:
+        """What whole blocks saw decides for all."""
+        largest = self._largest(length)
+        whole = [piece for piece in surprisal.split(self.sizes, dim=-1) if piece.shape[-1] == largest]
+        each = None if precision is None else precision / math.sqrt(len(whole))
+        chosen, left = self.inner.choose_design(largest, rows, torch.stack(whole), precision=each)
+        return dataclasses.replace(self, inner=chosen), left
+
+    def _largest(self, length: int) -> int:
+        if sum(self.sizes) != length:
+            raise InputError(
+                "Blocks draws inside the blocks of a block diffusion model; this predictor sees whole rows. Use "
+                f"{self.inner} itself, or load the model with its block_size."
+            )
+        return max(self.sizes)
+
+
+def in_blocks(design: MaskDesign, sizes: tuple[int, ...]) -> MaskDesign:
+    """A design, drawn in every block if there are any."""
+    return Blocks(design, sizes) if sizes else design
+
+
+def auto_in(design: MaskDesign) -> Auto | None:
+    """The `Auto` that decides, if one does: a design itself, or what it draws from inside blocks."""
+    inner = design.inner if isinstance(design, Blocks) else design
+    return inner if isinstance(inner, Auto) else None
+
+
 NAMED: dict[str, MaskDesign] = {
     "auto": Auto(),
+    "blocks": Blocks(),
     "tiled": Tiled(),
     "orders": Orders(),
     "enumerate": Enumerate(),

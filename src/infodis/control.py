@@ -11,6 +11,13 @@ Coefficients for one fold of replicates come from the other folds (cross-fitting
 fold's masks are concerned: the estimate stays unbiased. Each item is fitted by itself, so that an item's number does
 not depend on what else is scored.
 
+A `Surrogate` knows more than the mask: it is a second distribution, whose own surprisals h at the same masks have the
+mean -log p(target | context), in closed form. For a number beta that does not depend on the masks it is applied to,
+
+    estimate of f  -  beta (estimate of h  -  mean of h)                                             [eq:surrogate]
+
+is unbiased, however bad the surrogate is. Both estimates come from the same rows and the same regression.
+
 The fit is a shrunken regression in two steps: slopes that all positions share, then each position's own intercept a_i
 and slopes b_i, which a few pseudo-observations pull towards the shared ones. The shrinkage keeps it harmless at small
 budgets and on predictors that follow no pattern.
@@ -20,12 +27,18 @@ import abc
 import dataclasses
 import functools
 import itertools
+import math
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float32, Float64, Int
 from torch import Tensor
 
+from infodis.blocks import blocks_of
 from infodis.errors import InputError
+from infodis.item import Item
+from infodis.predictor import Distribution, ManyDistribution, Predictor
 
 FOLDS = 4
 """At most so many folds: designs whose every row is a replicate are fitted in groups."""
@@ -36,16 +49,55 @@ VARIANCE = 0.25
 FEW_ROWS = 12
 """With fewer rows, positions have no slopes of their own: most of the time of a fit, for a few percent of variance."""
 
+SHARE = 0.75
+"""Of the slope on a surrogate's surprisals, as what to subtract: a regression on neighbours explains some of both."""
+
 Rows = Bool[Tensor, "items length rows"]
 Values = Float64[Tensor, "items length rows"]
+Layers = Float64[Tensor, "layers items length rows"]
+"""Surprisals of a predictor, and of surrogates, which are regressed on the same features."""
 Features = Float32[Tensor, "items length features rows"]  # coefficients need no more, and this is the costly part
-Indicators = Float32[Tensor, "items length neighbours rows"]
-Present = Float32[Tensor, "items length neighbours one"]
 Maps = Int[Tensor, "items length neighbours"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What a control may look at: the masks around every position, in every row.
+
+    Where masks are drawn in each block by itself, only those in the position's own block count.
+    """
+
+    neighbours: Float32[Tensor, "items length neighbours rows"]
+    """Whether the neighbour at each offset is masked."""
+    present: Float32[Tensor, "items length neighbours one"]
+    """Whether there is one."""
+    share: Float32[Tensor, "items length one rows"]
+    """How much of the target is masked."""
+    size: Float32[Tensor, "length one one"]
+    """Of how many positions in all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Control(abc.ABC):
+    """What is subtracted: a regression on masks, or a surrogate and what is regressed of the rest."""
+
+    @abc.abstractmethod
+    def on(self, predictor: Predictor) -> "Control | None":
+        """What there is to subtract from this predictor's surprisals."""
+
+    @property
+    @abc.abstractmethod
+    def regression(self) -> "Regression | None":
+        """On the masks."""
+
+    @property
+    def surrogates(self) -> "tuple[Surrogate, ...]":
+        """All that are subtracted, each with its beta."""
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Regression(Control):
     """What h may depend on besides the position."""
 
     intercept_prior: float = 8.0
@@ -59,21 +111,25 @@ class Control(abc.ABC):
         if not (min(self.intercept_prior, self.slope_prior, self.shared_prior) > 0):
             raise InputError("A control's priors must be positive.")
 
+    def on(self, predictor: Predictor) -> "Regression":
+        return self
+
+    @property
+    def regression(self) -> "Regression":
+        return self
+
     @property
     @abc.abstractmethod
     def offsets(self) -> tuple[int, ...]:
         """Distances to the neighbours that features look at."""
 
     @abc.abstractmethod
-    def features(self, masked: Rows, neighbours: Indicators, present: Present) -> Features:
-        """phi, centred.
-
-        `neighbours` says whether the neighbour at each offset is masked, `present` whether it is in the target.
-        """
+    def features(self, around: Surroundings) -> Features:
+        """Phi of every position in every row, centred."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Positions(Control):
+class Positions(Regression):
     """Only intercepts: some tokens are more surprising than others, however often the masks happen to hit them.
 
     >>> import infodis
@@ -89,15 +145,16 @@ class Positions(Control):
     def offsets(self) -> tuple[int, ...]:
         return ()
 
-    def features(self, masked: Rows, neighbours: Indicators, present: Present) -> Features:
-        return neighbours
+    def features(self, around: Surroundings) -> Features:
+        return around.neighbours
 
 
 @dataclasses.dataclass(frozen=True)
-class Neighbours(Control):
+class Neighbours(Regression):
     """Intercepts, which neighbours up to `radius` away are masked too (and pairs of them), and the size of the mask.
 
-    Neighbours are places in the sequence; those outside the target never change and are left out.
+    Neighbours are places in the sequence; those outside the target never change and are left out. So are those in
+    another block, where masks are drawn in each block by itself.
 
     >>> import infodis
     >>> from infodis.oracle import MarkovChain
@@ -119,15 +176,14 @@ class Neighbours(Control):
     def offsets(self) -> tuple[int, ...]:
         return tuple(sign * distance for distance in range(1, self.radius + 1) for sign in (1, -1))
 
-    def features(self, masked: Rows, neighbours: Indicators, present: Present) -> Features:
-        length = masked.shape[1]
-        share = (masked.sum(1, keepdim=True).float() / length).expand(masked.shape).unsqueeze(2)
+    def features(self, around: Surroundings) -> Features:
+        share, size = around.share, around.size
         return torch.cat(
             [
-                neighbours - present / 2,
-                _pairs(neighbours) - _pairs(present) / 3,
-                share - (length + 1) / (2 * length),
-                share**2 - (length + 1) * (2 * length + 1) / (6 * length**2),
+                around.neighbours - around.present / 2,
+                _pairs(around.neighbours) - _pairs(around.present) / 3,
+                share - (size + 1) / (2 * size),
+                share**2 - (size + 1) * (2 * size + 1) / (6 * size**2),
             ],
             dim=2,
         )  # [eq:control-means]
@@ -141,23 +197,134 @@ def _pairs(values: Tensor) -> Tensor:
     return torch.cat([values[:, :, :1] * values[:, :, 1:2], values[:, :, :-2] * values[:, :, 2:]], dim=2)
 
 
-def neighbour_maps(targets: Int[Tensor, "items length"], offsets: tuple[int, ...]) -> Maps:
-    """For every target position the place in the target of its neighbour at each offset; the length if it has none."""
+@dataclasses.dataclass(frozen=True)
+class Surrogate(Control):
+    """Another distribution over the same tokens, whose exact likelihood is known, and a regression of what is left.
+
+    Any predictor whose conditionals come from one joint distribution, and that has a `log_prob`: a chain that was
+    counted in other text, a hidden Markov model. Unbiased whether it is good or bad, since its mean is exact; a good
+    one lowers the variance. What it costs is its surprisals at the masks that the predictor is asked about.
+
+    Without a predictor it is the one that comes with the model (`infodis calibrate`), where there is one, and
+    otherwise the residual's control alone.
+
+    >>> import infodis
+    >>> from infodis.oracle import MarkovChain
+    >>> from infodis.testing import Perturbed
+    >>> chain, tokens = MarkovChain.random(order=2, vocab_size=3, temperature=0.15), [0, 1, 2, 0, 1, 2, 0, 1] * 3
+    >>> network = Perturbed(chain, scale=0.1)  # stands for a network that has learned most of the chain
+    >>> without = infodis.nll(network, tokens, design=infodis.Tiled())
+    >>> beside = infodis.nll(network, tokens, design=infodis.Tiled(), control=infodis.Surrogate(chain, beta=1.0))
+    >>> beside.standard_error < without.standard_error  # at the same cost
+    True
+    """
+
+    predictor: Predictor | None = None
+    """A `Distribution`."""
+    beta: float | None = None
+    """What its surprisals are multiplied by, known from other data. None: fitted to the other folds of replicates."""
+    residual: Control | None = Neighbours()
+    fingerprint: str = dataclasses.field(default="", compare=False)
+    """A hash of the file that it was read from."""
+
+    def __post_init__(self) -> None:
+        if self.predictor is not None and not isinstance(self.predictor, Distribution):
+            raise InputError(
+                "A surrogate must be a predictor with a log_prob of its own, like MarkovChain.counted(...), got "
+                f"{type(self.predictor).__name__}. A network has none: its conditionals do not agree."
+            )
+        if self.beta is not None and not (isinstance(self.beta, int | float) and math.isfinite(self.beta)):
+            raise InputError(f"beta must be a number, or None to fit it, got {self.beta!r}.")
+        if self.beta is None and any(one.beta is None for one in self._below):
+            raise InputError("Of surrogates in each other only one may be without beta. Give beta= to the others.")
+
+    @property
+    def _below(self) -> "tuple[Surrogate, ...]":
+        return () if self.residual is None else self.residual.surrogates
+
+    @property
+    def surrogates(self) -> "tuple[Surrogate, ...]":
+        return (self, *self._below)
+
+    @property
+    def regression(self) -> Regression | None:
+        return None if self.residual is None else self.residual.regression
+
+    def on(self, predictor: Predictor) -> Control | None:
+        residual = None if self.residual is None else self.residual.on(predictor)
+        blocks = blocks_of(predictor) is not None
+        if self.predictor is None:
+            known = predictor.surrogate if isinstance(predictor, Calibrated) else None
+            return residual if known is None or blocks else dataclasses.replace(known, residual=residual)
+        if blocks:
+            raise InputError(
+                "A surrogate is for models that see all of a row at once; this one works block by block. Leave it out."
+            )
+        if self.predictor.vocab_size != predictor.vocab_size:
+            raise InputError(
+                f"A surrogate must know the same tokens as the predictor: {predictor.vocab_size}, got "
+                f"{self.predictor.vocab_size}. Count it in text of the model's tokenizer."
+            )
+        return dataclasses.replace(self, residual=residual)
+
+    def nlls(self, items: Sequence[Item]) -> Float64[Tensor, " items"]:
+        """The exact means of its estimates: -log p(target | context) of items of one length [eq:surrogate]."""
+        distinct = {item.key: item for item in items}
+        known = dict(zip(distinct, self._nlls(list(distinct.values())).tolist(), strict=True))
+        found = torch.tensor([known[item.key] for item in items], dtype=torch.float64)
+        if not bool(found.isfinite().all()):
+            raise InputError(
+                "A surrogate must find every text possible; this one gives probability zero to one of them. Count it "
+                "with a larger prior."
+            )
+        return found
+
+    def _nlls(self, items: list[Item]) -> Tensor:
+        if isinstance(self.predictor, ManyDistribution):
+            return -self.predictor.log_probs(items)
+        assert isinstance(self.predictor, Distribution)
+        log_prob = self.predictor.log_prob
+        return -torch.tensor([log_prob(item.tokens, target=item.target, context=item.context) for item in items])
+
+    def __repr__(self) -> str:
+        which = "of the model" if self.predictor is None else repr(self.predictor)
+        beta = "" if self.predictor is None else ", beta fitted" if self.beta is None else f", beta={self.beta:g}"
+        return (
+            f"Surrogate({which}{beta}{f', {self.fingerprint}' if self.fingerprint else ''}, residual={self.residual})"
+        )
+
+
+@runtime_checkable
+class Calibrated(Predictor, Protocol):
+    """A predictor that a surrogate comes with, or None."""
+
+    surrogate: Surrogate | None
+
+
+def neighbour_maps(targets: Int[Tensor, "items length"], offsets: tuple[int, ...], parts: tuple[int, ...]) -> Maps:
+    """For every target position the place in the target of its neighbour at each offset; the length if it has none.
+
+    Neighbours are of the same part: `parts` are the sizes of the pieces of the target that are drawn independently.
+    """
     length = targets.shape[1]
     if bool((targets[:, -1] - targets[:, 0] + 1 == length).all()):  # without gaps, where it begins does not matter
-        return _map_of_range(length, offsets).expand(len(targets), -1, -1)
-    return torch.stack([_map(target, offsets) for target in targets])
+        return _map_of_range(length, offsets, parts).expand(len(targets), -1, -1)
+    return torch.stack([_map(target, offsets, parts) for target in targets])
 
 
 @functools.lru_cache(maxsize=512)
-def _map_of_range(length: int, offsets: tuple[int, ...]) -> Int[Tensor, "length neighbours"]:
-    return _map(torch.arange(length), offsets)
+def _map_of_range(length: int, offsets: tuple[int, ...], parts: tuple[int, ...]) -> Int[Tensor, "length neighbours"]:
+    return _map(torch.arange(length), offsets, parts)
 
 
-def _map(target: Int[Tensor, " length"], offsets: tuple[int, ...]) -> Int[Tensor, "length neighbours"]:
+def _map(
+    target: Int[Tensor, " length"], offsets: tuple[int, ...], parts: tuple[int, ...]
+) -> Int[Tensor, "length neighbours"]:
     wanted = target.unsqueeze(-1) + torch.tensor(offsets, dtype=torch.int64)
     place = torch.searchsorted(target, wanted).clamp(max=len(target) - 1)
-    return torch.where(target[place] == wanted, place, len(target))
+    part = torch.arange(len(parts)).repeat_interleave(torch.tensor(parts))
+    there = (target[place] == wanted) & (part[place] == part.unsqueeze(-1))
+    return torch.where(there, place, len(target))
 
 
 def fold_bounds(replicates: int, rows: int) -> list[tuple[int, int]]:
@@ -168,13 +335,20 @@ def fold_bounds(replicates: int, rows: int) -> list[tuple[int, int]]:
 
 
 def predict(
-    control: Control, masked: Rows, weight: Values, surprisal: Values, *, folds: list[tuple[int, int]], maps: Maps
-) -> tuple[Values, Values]:
-    """Cross-fitted h at every masked entry, and its known mean a_i for every position and row.
+    control: Regression,
+    masked: Rows,
+    weight: Values,
+    surprisal: Layers,
+    *,
+    folds: list[tuple[int, int]],
+    maps: Maps,
+    parts: tuple[int, ...],
+) -> tuple[Layers, Layers]:
+    """Cross-fitted h at every masked entry, and its known mean a_i for every position and row, layer by layer.
 
     Rows of a fold are predicted from those of the other folds, rows behind all folds from all. At least two folds.
     """
-    features = control.features(masked, *neighbour_values(masked, maps)) * masked.float().unsqueeze(2)
+    features = control.features(surroundings(masked, maps, parts)) * masked.float().unsqueeze(2)
     few = masked.shape[-1] < FEW_ROWS
     moments = [
         _Moments.of(masked[..., a:b], weight[..., a:b], surprisal[..., a:b], features[..., a:b], few=few)
@@ -186,19 +360,26 @@ def predict(
     behind = (folds[-1][1], masked.shape[-1])
     for (start, end), known in [*others, (behind, total)] if behind[0] < behind[1] else others:
         slope, intercept = _fit(control, known.scaled())
-        change = (slope.float().unsqueeze(-1) * features[..., start:end]).sum(2)
+        change = torch.stack([(one.float().unsqueeze(-1) * features[..., start:end]).sum(2) for one in slope])
         predictions.append(change.double() + intercept.unsqueeze(-1))
-        means.append(intercept.unsqueeze(-1).expand(-1, -1, end - start))
+        means.append(intercept.unsqueeze(-1).expand(-1, -1, -1, end - start))
     return torch.cat(predictions, dim=-1) * masked, torch.cat(means, dim=-1)
 
 
-def neighbour_values(masked: Rows, maps: Maps) -> tuple[Indicators, Present]:
-    """Whether each neighbour is masked, and whether it is there at all."""
+def surroundings(masked: Rows, maps: Maps, parts: tuple[int, ...]) -> Surroundings:
+    """What is around every position. The law of masks is that of each part of the target by itself."""
     items, length, rows = masked.shape
     padded = torch.cat([masked, masked.new_zeros(items, 1, rows)], dim=1).float()
     index = (maps + torch.arange(items)[:, None, None] * (length + 1)).flatten()
-    found = padded.flatten(0, 1).index_select(0, index).view(*maps.shape, rows)
-    return found, (maps < length).float().unsqueeze(-1)
+    neighbours = padded.flatten(0, 1).index_select(0, index).view(*maps.shape, rows)
+    sizes, each = torch.tensor(parts, dtype=torch.float32), torch.tensor(parts)
+    share = torch.stack([part.sum(1) for part in masked.split(parts, dim=1)], dim=1) / sizes.unsqueeze(-1)
+    return Surroundings(
+        neighbours,
+        (maps < length).float().unsqueeze(-1),
+        share.repeat_interleave(each, dim=1).unsqueeze(2),
+        sizes.repeat_interleave(each)[:, None, None],
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,21 +391,22 @@ class _Moments:
 
     entries: Float64[Tensor, "items length"]
     weight: Float64[Tensor, "items length"]
-    f: Float64[Tensor, "items length"]
     x: Float64[Tensor, "items length features"]
     xx: Float64[Tensor, "items places features features"]
-    xf: Float64[Tensor, "items places features"]
+    f: Float64[Tensor, "layers items length"]
+    xf: Float64[Tensor, "layers items places features"]
 
     @staticmethod
-    def of(masked: Rows, weight: Values, surprisal: Values, features: Features, *, few: bool) -> "_Moments":
+    def of(masked: Rows, weight: Values, surprisal: Layers, features: Features, *, few: bool) -> "_Moments":
         weighted = features * weight.float().unsqueeze(2)
-        own = (masked.double().sum(-1), weight.sum(-1), (weight * surprisal).sum(-1), weighted.sum(-1))
+        own = (masked.double().sum(-1), weight.sum(-1), weighted.sum(-1))
         value = surprisal.float()
         if few:
             features, weighted = (part.transpose(1, 2).flatten(2).unsqueeze(1) for part in (features, weighted))
-            value = value.flatten(1).unsqueeze(1)
+            value = value.flatten(2).unsqueeze(2)
         square = weighted @ features.contiguous().transpose(-1, -2)
-        sums = (*own, square, (weighted * value.unsqueeze(2)).sum(-1))
+        product = torch.stack([(weighted * layer.unsqueeze(2)).sum(-1) for layer in value])
+        sums = (*own, square, (weight * surprisal).sum(-1), product)
         return _Moments(*(each.double() for each in sums))
 
     @staticmethod
@@ -237,29 +419,31 @@ class _Moments:
     def scaled(self) -> "_Moments":
         """With weights of mean 1 per entry, the unit in which priors count. Only these rows decide on the scale."""
         scale = self.entries.sum(-1) / self.weight.sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
-        parts = (getattr(self, field.name) for field in dataclasses.fields(self)[1:])
-        return _Moments(self.entries, *(part * scale.view(-1, *[1] * (part.ndim - 1)) for part in parts))
+        parts = (self.weight, self.x, self.xx)
+        own = (part * scale.view(-1, *[1] * (part.ndim - 1)) for part in parts)
+        layered = (part * scale.view(-1, *[1] * (part.ndim - 2)) for part in (self.f, self.xf))
+        return _Moments(self.entries, *own, *layered)
 
     def _with(self, other: "_Moments", sign: int) -> "_Moments":
         names = (field.name for field in dataclasses.fields(self))
         return _Moments(*(torch.add(getattr(self, n), getattr(other, n), alpha=sign) for n in names))
 
 
-def _fit(control: Control, known: _Moments) -> tuple[Float64[Tensor, "items length features"], Tensor]:
+def _fit(control: Regression, known: _Moments) -> tuple[Float64[Tensor, "layers items length features"], Tensor]:
     """Slopes and intercepts of every position: what all share first, then each one's own, shrunk towards it."""
     weight = known.weight.clamp(min=1e-9)
     x_mean = known.x / weight.unsqueeze(-1)
     spread = known.xx.sum(1) - x_mean.transpose(1, 2) @ known.x
-    together = known.xf.sum(1) - (x_mean * known.f.unsqueeze(-1)).sum(1)
+    together = known.xf.sum(2) - (x_mean * known.f.unsqueeze(-1)).sum(2)
     unit = torch.eye(spread.shape[-1], dtype=torch.float64)
-    shared = torch.linalg.solve(spread + control.shared_prior * VARIANCE * unit, together)
-    rest = known.f - (known.x * shared.unsqueeze(1)).sum(-1)
+    shared = _solved(spread + control.shared_prior * VARIANCE * unit, together)
+    rest = known.f - (known.x * shared.unsqueeze(2)).sum(-1)
     common = rest.sum(-1, keepdim=True) / known.weight.sum(-1, keepdim=True).clamp(min=1e-9)
     intercept = (rest + control.intercept_prior * common) / (known.weight + control.intercept_prior)
     if known.xx.shape[1] < known.x.shape[1]:
-        return shared.unsqueeze(1).expand(known.x.shape), intercept
+        return shared.unsqueeze(2).expand(-1, -1, known.x.shape[1], -1), intercept
     left = rest - intercept * known.weight
-    left_x = known.xf - (known.xx * shared[:, None, None, :]).sum(-1) - intercept.unsqueeze(-1) * known.x
+    left_x = known.xf - (known.xx * shared[:, :, None, None, :]).sum(-1) - intercept.unsqueeze(-1) * known.x
     corner = (known.weight + control.slope_prior)[..., None, None]
     block = known.xx + control.slope_prior * VARIANCE * unit
     system = torch.cat(
@@ -269,5 +453,38 @@ def _fit(control: Control, known: _Moments) -> tuple[Float64[Tensor, "items leng
         ],
         dim=-2,
     )
-    own = torch.linalg.solve(system, torch.cat([left.unsqueeze(-1), left_x], dim=-1))
-    return shared.unsqueeze(1) + own[..., 1:], intercept + own[..., 0]
+    own = _solved(system, torch.cat([left.unsqueeze(-1), left_x], dim=-1))
+    return shared.unsqueeze(2) + own[..., 1:], intercept + own[..., 0]
+
+
+def _solved(system: Float64[Tensor, "*all n n"], right: Float64[Tensor, "layers *all n"]) -> Tensor:
+    """The solutions of one system for every layer."""
+    return torch.linalg.solve(system, right.movedim(0, -1)).movedim(-1, 0)
+
+
+def fitted_betas(
+    weight: Values, surprisal: Values, beside: Values, *, folds: list[tuple[int, int]]
+) -> Float64[Tensor, "items rows"]:
+    """The slope of surprisals on those of a surrogate at the same positions, for every row from other folds.
+
+    0 where there are no other folds.
+    """
+    sums = [_slope_sums(weight[..., a:b], surprisal[..., a:b], beside[..., a:b]) for a, b in folds]
+    total = torch.stack(sums).sum(0) if sums else torch.zeros(5, *weight.shape[:2], dtype=torch.float64)
+    behind = (folds[-1][1] if folds else 0, weight.shape[-1])
+    known = [*((end - start, total - mine) for (start, end), mine in zip(folds, sums, strict=True))]
+    known.append((behind[1] - behind[0], total))
+    return torch.cat([_slope(one).unsqueeze(-1).expand(-1, count) for count, one in known], dim=-1)
+
+
+def _slope_sums(weight: Values, surprisal: Values, beside: Values) -> Float64[Tensor, "five items length"]:
+    products = (weight, weight * surprisal, weight * beside, weight * surprisal * beside, weight * beside**2)
+    return torch.stack([product.sum(-1) for product in products])
+
+
+def _slope(sums: Float64[Tensor, "five items length"]) -> Float64[Tensor, " items"]:
+    """A share of the slope of entries around the mean of their position, from 0 to 1, towards 0 if they hardly vary."""
+    weight, f, h, fh, hh = sums
+    each = weight.clamp(min=1e-9)
+    slope = (fh - f * h / each).sum(-1) / ((hh - h**2 / each).sum(-1) + 0.01 * each.sum(-1))
+    return SHARE * slope.clamp(0.0, 1.0)

@@ -6,6 +6,7 @@ one of two with shared random numbers: the loop is the same.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -16,12 +17,12 @@ from jaxtyping import Float64
 from torch import Tensor
 from typing_extensions import Unpack
 
-from infodis.auto import Auto
-from infodis.control import Control, Neighbours
+from infodis.auto import Auto, auto_in, in_blocks
+from infodis.blocks import blocks_of
+from infodis.control import Control, Surrogate
 from infodis.design import (
     FEWEST_REPLICATES,
     LONGEST_ENUMERATION,
-    Enumerate,
     Layout,
     MaskDesign,
 )
@@ -37,7 +38,9 @@ from infodis.item import (
     check_items,
     read_items,
 )
-from infodis.predictor import Predictor
+from infodis.noise.design import NoiseDesign, noise_of
+from infodis.noise.sample import NoiseSample
+from infodis.predictor import NO_MASKS, Predictor
 from infodis.result import Estimate, Stopped, stein_factor
 from infodis.rng import check_seed
 from infodis.sample import Sample
@@ -64,7 +67,7 @@ class Request:
     """How to estimate: how much to spend, where to look, what to subtract."""
 
     design: MaskDesign = Auto()
-    control: Control | None = Neighbours()
+    control: Control | None = Surrogate()
     evaluations: int | None = None
     standard_error: float | None = None
     batch_size: int | None = None
@@ -97,16 +100,21 @@ class Request:
         return self.standard_error is not None or self.relative is not None
 
     @property
+    def exhaustive(self) -> bool:
+        """Whether all masks are asked for."""
+        return self.design == self.design.exhaustive()
+
+    @property
     def rows(self) -> int:
         """The budget of a fixed-size run, or the cap of a run towards a standard error."""
         default = DEFAULT_CAP if self.open_ended else DEFAULT_EVALUATIONS
-        if isinstance(self.design, Enumerate):  # which knows what it takes
+        if self.exhaustive:  # which knows what it takes
             default = 2**LONGEST_ENUMERATION - 1
         return default if self.evaluations is None else self.evaluations
 
     def check_budget(self) -> None:
         """Refuse a budget that pays for no target of more than one token, before any is looked at."""
-        self.design.layout(2, self.rows)
+        self.design.over((2,)).layout(2, self.rows)
 
     def first_rows(self, length: int, *, terms: int = 1) -> int:
         """What to spend on each of some terms before looking at the spread for the first time.
@@ -120,7 +128,7 @@ class Request:
         typical = 0.5 * terms * length / self.precision(float(length)) ** 2
         return min(self.rows, LARGEST_STAGE, max(SMALLEST_STAGE, round(20 * math.sqrt(typical))))
 
-    def first_layout(self, design: MaskDesign, length: int, rows: int) -> Layout:
+    def first_layout(self, design: "MaskDesign | NoiseDesign", length: int, rows: int) -> Layout:
         """The replicates of a fixed budget, or of the first stage towards a standard error."""
         layout = design.first_stage(length, rows) if self.open_ended else design.layout(length, rows)
         if self.open_ended and 1 < layout.replicates < FEWEST_REPLICATES:
@@ -190,7 +198,7 @@ def nll(
     standard_error: float | None = None,
     relative: float | None = None,
     design: MaskDesign = Auto(),
-    control: Control | None = Neighbours(),
+    control: Control | None = Surrogate(),
     seed: SupportsIndex = 0,
     batch_size: int | None = None,
 ) -> "Estimate | list[Estimate]":
@@ -233,14 +241,24 @@ def nll(
     request = Request(design, control, evaluations, standard_error, batch_size, relative=relative)
     number = check_seed(seed)
     items, single = read_items(predictor, tokens, prompt=prompt, target=target, context=context)
+    check_masks(predictor)
     found = estimate_items(predictor, items, request, seed=number)
     return found[0] if single else found
+
+
+def check_masks(predictor: object) -> None:
+    """Raise `InputError` for a model of noise: it has no `nll`."""
+    if noise_of(predictor) is not None:
+        raise InputError(NO_MASKS)
 
 
 def estimate_items(
     predictor: Predictor, items: Sequence[Item], request: Request, *, seed: int, names: Sequence[int] | None = None
 ) -> list[Estimate]:
-    """Estimate many items; `names` are their names in the random streams (by default their content)."""
+    """The `nll` of many items, or the `dse_nll` if that is what the predictor is made for.
+
+    `names` are their names in the random streams (by default their content).
+    """
     check_items(predictor, items)
     named = [item.key for item in items] if names is None else names
     terms = (Term(predictor, item, name) for item, name in zip(items, named, strict=True))
@@ -257,15 +275,31 @@ class Term:
     name: int
     coefficient: int = 1
 
+    @functools.cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """How many target tokens lie in each block, if the predictor has blocks."""
+        layout = blocks_of(self.predictor)
+        return () if layout is None else layout.sizes(self.item.target)
+
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, int, int, tuple[int, ...]]:
         """Terms of one shape can be drawn together."""
-        return id(self.predictor), self.item.length, self.item.target.numel()
+        return id(self.predictor), self.item.length, self.item.target.numel(), self.blocks
+
+    @property
+    def noise(self) -> NoiseDesign | None:
+        """How noise is drawn for it, if its predictor is a model of noise."""
+        found = noise_of(self.predictor)
+        return None if found is None else NoiseDesign(found)
+
+    def masks(self, design: MaskDesign) -> int:
+        """All that there are, in the pieces of the target that the design draws independently; some at most."""
+        return 2 ** min(63, max(design.over(self.blocks).parts(self.item.target.numel())))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Combination:
-    """A sum of coefficient x `nll`: one term for a likelihood, two for a ratio, four for a reward margin.
+    """A sum of coefficient x `nll` (or `dse_nll`): one term for a likelihood, two for a ratio, four for a margin.
 
     Terms of one name draw from the same uniform numbers. The first term with a positive coefficient is the **base**: a
     pilot on it chooses the design of all terms.
@@ -274,6 +308,13 @@ class Combination:
     terms: tuple[Term, ...]
     request: Request
     seed: int
+
+    def __post_init__(self) -> None:
+        if len({term.noise is None for term in self.terms}) > 1:
+            raise InputError(
+                "Two models that are compared must be of one kind, got one of noise (dse_nll) and one of masks (nll). "
+                "Score each by itself."
+            )
 
     @property
     def base(self) -> Term:
@@ -288,11 +329,10 @@ class Combination:
     @property
     def entries(self) -> int:
         """Mask entries of a first stage, about."""
-        rows = self.first_rows
-        sizes = [term.item.target.numel() for term in self.terms]
-        if isinstance(self.request.design, Enumerate):
-            return sum(size * min(rows, 2 ** min(size, 63)) for size in sizes)
-        return sum(size * rows for size in sizes)
+        rows, request = self.first_rows, self.request
+        if request.exhaustive:
+            return sum(term.item.target.numel() * min(rows, term.masks(request.design)) for term in self.terms)
+        return sum(term.item.target.numel() * rows for term in self.terms)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -358,9 +398,10 @@ def combination_coroutine(combinations: Sequence[Combination]) -> "Coroutine[lis
     """The coroutine that estimates combinations whose bases have one shape, for one request and one seed.
 
     This is the one replicate loop: a pilot chooses a design, a first stage of replicates is drawn, its spread says once
-    how many there shall be, and those are drawn.
+    how many there shall be, and those are drawn. Terms of models of noise are `dse_nll`s and take no pilot.
     """
-    begun = yield from _begin(combinations)
+    noisy = combinations[0].base.noise is not None
+    begun = _begin_noise(combinations) if noisy else (yield from _begin(combinations))
     stages = [stage for stage in begun if isinstance(stage, _Stage)]
     first = yield from _first_stage(stages)
     estimates = yield from _second_stage(stages, first)
@@ -372,11 +413,13 @@ def _begin(combinations: Sequence[Combination]) -> "Coroutine[list[_Stage | Inpu
     """A pilot on every distinct base, if the design wants one, and the design that it chooses."""
     request, rows = combinations[0].request, combinations[0].first_rows
     bases = {one.base.item.key: one.base.item for one in combinations}
-    batch, length = ItemBatch.of(combinations[0].base.predictor, list(bases.values())), combinations[0].base.shape[2]
-    pilot = request.design.pilot(length, rows)
+    base = combinations[0].base
+    batch, length = ItemBatch.of(base.predictor, list(bases.values())), base.item.target.numel()
+    design = request.design.over(base.blocks)
+    pilot = design.pilot(length, rows)
     seen = yield from Observations.none(len(bases), length).extend(batch, pilot.expand(len(bases), -1, -1))
     precision = request.precision(float(length)) if request.open_ended else None
-    chosen = [request.design.choose_design(length, rows, found, precision=precision) for found in seen.surprisal]
+    chosen = [design.choose_design(length, rows, found, precision=precision) for found in seen.surprisal]
     place = {key: number for number, key in enumerate(bases)}
     begun: list[_Stage | InputError] = []
     for combination in combinations:
@@ -388,7 +431,18 @@ def _begin(combinations: Sequence[Combination]) -> "Coroutine[list[_Stage | Inpu
     return begun
 
 
-Place = tuple[Sample, int]
+def _begin_noise(combinations: Sequence[Combination]) -> "list[_Stage | InputError]":
+    """Designs of noise take no pilot: there is one for all budgets."""
+    begun: list[_Stage | InputError] = []
+    for combination in combinations:
+        try:
+            begun.append(_Stage.begin_noise(combination))
+        except InputError as error:
+            begun.append(error)
+    return begun
+
+
+Place = tuple[Sample | NoiseSample, int]
 """The replicates of one term: a sample that it shares with other terms, and its place there."""
 
 
@@ -397,7 +451,8 @@ class _Stage:
     """A combination whose design is chosen: one for all terms, with as many replicates of each."""
 
     combination: Combination
-    design: MaskDesign
+    designs: tuple[MaskDesign | NoiseDesign, ...]
+    """The same for every term, but for the blocks that its target lies in, or for the noise of its model."""
     layouts: tuple[Layout, ...]
     pilot: Observations
     """Of the base."""
@@ -405,14 +460,31 @@ class _Stage:
     @staticmethod
     def begin(combination: Combination, design: MaskDesign, rows: int, pilot: Observations) -> "_Stage":
         """`InputError` if a term is too long for the design and its rows."""
-        request = combination.request
+        request, auto = combination.request, auto_in(combination.request.design)
         sizes = [term.item.target.numel() for term in combination.terms]
-        if isinstance(request.design, Auto) and not _fits(design, max(sizes), rows):
-            design = request.design.tiled
-        layouts = [request.first_layout(design, size, rows) for size in sizes]
+        designs = [design.over(term.blocks) for term in combination.terms]
+        if auto is not None and not all(_fits(one, size, rows) for one, size in zip(designs, sizes, strict=True)):
+            designs = [in_blocks(auto.tiled, term.blocks) for term in combination.terms]
+        layouts = [request.first_layout(one, size, rows) for one, size in zip(designs, sizes, strict=True)]
         replicates = min((layout.replicates for layout in layouts if layout.replicates > 1), default=1)
         few = [dataclasses.replace(one, replicates=min(one.replicates, replicates)) for one in layouts]
-        return _Stage(combination, design, tuple(few), pilot)
+        return _Stage(combination, tuple(designs), tuple(few), pilot)
+
+    @staticmethod
+    def begin_noise(combination: Combination) -> "_Stage":
+        """The same for models of noise, each with noise of its own, from the same uniform numbers."""
+        request = combination.request
+        if request.design != Auto():
+            raise InputError(
+                f"A design says which tokens are masked, got {request.design} for a model that knows noise, not masks. "
+                "Leave it out."
+            )
+        designs = [term.noise for term in combination.terms if term.noise is not None]
+        sizes = [term.item.target.numel() for term in combination.terms]
+        rows = combination.first_rows
+        layouts = [request.first_layout(one, size, rows) for one, size in zip(designs, sizes, strict=True)]
+        pilot = Observations.none(1, combination.base.item.target.numel())
+        return _Stage(combination, tuple(designs), tuple(layouts), pilot)
 
     @property
     def replicates(self) -> int:
@@ -426,9 +498,11 @@ class _Stage:
         rows = max(layout.rows for layout in self.layouts if layout.replicates > 1)
         most = (request.rows - self.pilot.masked.shape[1]) // rows
         goal, stopped = request.replicates_for(self.sum([sample.values[place] for sample, place in places]), most=most)
-        masks = sum(2 ** min(term.item.target.numel(), 64) for term in self.combination.terms)
+        if self.combination.base.noise is not None:
+            return goal, stopped
+        masks = sum(term.masks(request.design) for term in self.combination.terms)
         cheaper = masks <= (goal - self.replicates) * rows * len(places)
-        return (1, "exact") if isinstance(request.design, Auto) and cheaper else (goal, stopped)
+        return (1, "exact") if auto_in(request.design) is not None and cheaper else (goal, stopped)
 
     def combined(self, estimates: Sequence[Estimate]) -> Combined:
         """What the terms add up to. How sure that is, those that are not exact decide."""
@@ -449,30 +523,47 @@ def _first_stage(stages: Sequence[_Stage]) -> Coroutine[list[list[Place]]]:
     wanted: list[list[tuple]] = []
     for stage in stages:
         wanted.append([])
-        for term, layout in zip(stage.combination.terms, stage.layouts, strict=True):
+        for term, design, layout in zip(stage.combination.terms, stage.designs, stage.layouts, strict=True):
             looked = term is stage.combination.base and stage.pilot.masked.shape[1] > 0
             pilot = stage.pilot if looked else None
-            want = ((term.shape, stage.design, layout, pilot is None), (term.item.key, term.name))
+            want = ((term.shape, design, layout, pilot is None), (term.item.key, term.name))
             begun.setdefault(want, (term, pilot))
             wanted[-1].append(want)
 
     def draw(group: tuple, members: list[tuple]) -> Coroutine[list[Place]]:
         _, design, layout, _ = group
         terms, pilots = zip(*(begun[group, member] for member in members), strict=True)
-        sample = Sample.of(
-            [term.item for term in terms],
-            [term.name for term in terms],
-            ItemBatch.of(terms[0].predictor, [term.item for term in terms]),
-            design,
-            layout,
-            control=stages[0].combination.request.control,
-            seed=stages[0].combination.seed,
-            seen=None if pilots[0] is None else Observations.joined(list(pilots)),
-        )
+        sample = _sample(terms, pilots, design, layout, stages[0].combination)
         sample = yield from sample.extend(layout.replicates)
         return [(sample, place) for place in range(len(members))]
 
     return (yield from _each_once(wanted, draw))
+
+
+def _sample(
+    terms: Sequence[Term],
+    pilots: Sequence[Observations | None],
+    design: MaskDesign | NoiseDesign,
+    layout: Layout,
+    asked: Combination,
+) -> Sample | NoiseSample:
+    """What terms of one shape begin with."""
+    items, names, control = [term.item for term in terms], [term.name for term in terms], asked.request.control
+    batch = ItemBatch.of(terms[0].predictor, items)
+    if isinstance(design, NoiseDesign):
+        on_hits = None if control is None else control.regression
+        return NoiseSample.of(items, names, batch, design, layout, control=on_hits, seed=asked.seed)
+    seen = [pilot for pilot in pilots if pilot is not None]
+    return Sample.of(
+        items,
+        names,
+        batch,
+        design,
+        layout,
+        control=control,
+        seed=asked.seed,
+        seen=Observations.joined(seen) if seen else None,
+    )
 
 
 def _second_stage(stages: Sequence[_Stage], first: Sequence[Sequence[Place]]) -> Coroutine[list[list[Estimate]]]:
@@ -489,7 +580,7 @@ def _second_stage(stages: Sequence[_Stage], first: Sequence[Sequence[Place]]) ->
     def draw(group: tuple, places: list[int]) -> Coroutine[list[Estimate]]:
         sample, (count, stopped) = group
         some = sample.subset(torch.tensor(places))
-        if stopped == "exact" and not sample.exact:
+        if stopped == "exact" and isinstance(some, Sample) and not some.exact:
             some = some.enumerated()
         some = yield from some.extend(count)
         decided = stages[0].combination.request.open_ended and stopped != "exact"

@@ -13,17 +13,29 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar, cast
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from infodis.blocks import blocks_of
 from infodis.device import fits
 from infodis.errors import InputError, PredictorError
 from infodis.item import Item
-from infodis.predictor import Predictor, RowPredictor, Rows, check_surprisal
+from infodis.predictor import (
+    CertaintyPredictor,
+    NoisedRows,
+    NoisePredictor,
+    Predictor,
+    RowPredictor,
+    Rows,
+    check_entropies,
+    check_surprisal,
+    gather_surprisal,
+)
+from infodis.reveal import Certainty
 
 Masked = Bool[Tensor, "items rows target"]
 Surprisal = Float64[Tensor, "items rows target"]
@@ -32,6 +44,9 @@ Result = TypeVar("Result")
 
 PLAIN_ROWS = 256
 """Rows per call of a predictor that does not say how many tokens it wants at once."""
+
+DISTRIBUTIONS = 2**24
+"""Probabilities (rows x length x vocabulary) of a batch of such a predictor, where certainties are asked for."""
 
 ROUND = 8
 """Widths of padded batches are multiples of this."""
@@ -58,16 +73,30 @@ def counting_passes(passed: Passed) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Query:
-    """Clean rows of one length, which of their positions are hidden, and the target positions to answer about."""
+    """Clean rows of one length, which of their positions are hidden, and the target positions to answer about.
+
+    The answer holds surprisals; with `certainty` it has a second layer, how certain the predictor is at each position.
+    Rows that are noised instead of masked (`noise`) are asked for their score entropies.
+    """
 
     predictor: Predictor
     tokens: Int[Tensor, "rows length"]
     hidden: Bool[Tensor, "rows length"]
     target: Int[Tensor, "rows target"]
+    certainty: Certainty | None = None
+    noise: "Noising | None" = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Noising:
+    """What noise has made of some rows, and how much of it there was."""
+
+    noised: Int[Tensor, "rows length"]
+    totals: Float64[Tensor, " rows"]
 
 
 Coroutine = Generator[Query, Tensor, Result]
-"""Yields queries, is sent their surprisals, returns a result."""
+"""Yields queries, is sent their answers, returns a result."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,10 +131,34 @@ class ItemBatch:
         """Surprisals at the target positions of single rows, zero where a position is not masked."""
         if len(item) == 0:
             return masked.double()
+        found = yield self._query(item, masked)
+        return torch.where(masked, found, 0.0)
+
+    def certainties(
+        self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"], certainty: Certainty
+    ) -> "Coroutine[tuple[PerTarget, PerTarget]]":
+        """Surprisals likewise; and how certain the predictor is, where a position is masked."""
+        surprisal, certain = yield self._query(item, masked, certainty)
+        return torch.where(masked, surprisal, 0.0), certain
+
+    def entropies(
+        self,
+        item: Int[Tensor, " rows"],
+        states: Int[Tensor, "rows target"],
+        totals: Float64[Tensor, " rows"],
+        mask: int,
+    ) -> "Coroutine[PerTarget]":
+        """Score entropies at the target positions of single noised rows. Positions in neither set are at `mask`."""
+        tokens, target, hidden = self.tokens[item], self.target[item], self.hidden[item]
+        noised = torch.where(hidden, mask, tokens).scatter(1, target, states)
+        return (yield Query(self.predictor, tokens, hidden, target, noise=Noising(noised, totals)))
+
+    def _query(
+        self, item: Int[Tensor, " rows"], masked: Bool[Tensor, "rows target"], certainty: Certainty | None = None
+    ) -> Query:
         target = self.target[item]
         hidden = self.hidden[item].scatter(1, target, masked)
-        found = yield Query(self.predictor, self.tokens[item], hidden, target)
-        return torch.where(masked, found, 0.0)
+        return Query(self.predictor, self.tokens[item], hidden, target, certainty)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,7 +185,7 @@ class Observations:
         """Add rows. A mask that an item has met before, here or in an earlier row, is not evaluated again."""
         items, old, target = self.masked.shape
         rows = torch.cat([self.masked, masked], dim=1)
-        first, same_as = _distinct(rows)
+        first, same_as = distinct(rows)
         fresh = first[(first % rows.shape[1] >= old) & rows.flatten(0, 1)[first].any(-1)]
         known = torch.cat([self.surprisal, torch.zeros(masked.shape, dtype=torch.float64)], dim=1).flatten(0, 1)
         item = fresh // rows.shape[1]
@@ -141,7 +194,7 @@ class Observations:
         return Observations(rows, known[first[same_as]].view(items, -1, target), cost)
 
 
-def _distinct(rows: Masked) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " all"]]:
+def distinct(rows: Masked) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " all"]]:
     """Where each distinct row of an item first stands among all rows, and for every row the number of its double."""
     items, count, target = rows.shape
     bits = np.packbits(rows.numpy().reshape(items * count, target), axis=1)
@@ -226,11 +279,15 @@ class Limits(dict[int, int]):
 
 
 @torch.no_grad()
-def evaluate(queries: Sequence[Query], batching: Batching, limits: Limits) -> list[PerTarget]:
-    """Surprisals at the target positions of the rows of every query."""
-    order = sorted(range(len(queries)), key=lambda n: (id(queries[n].predictor), -queries[n].tokens.shape[1]))
+def evaluate(queries: Sequence[Query], batching: Batching, limits: Limits) -> list[Tensor]:
+    """The answers of queries, for the target positions of their rows."""
+
+    def kind(number: int) -> tuple[int, int, bool]:
+        return id(queries[number].predictor), id(queries[number].certainty), queries[number].noise is None
+
+    order = sorted(range(len(queries)), key=lambda n: (kind(n), -queries[n].tokens.shape[1]))
     answers: dict[int, Tensor] = {}
-    for _, members in itertools.groupby(order, key=lambda n: id(queries[n].predictor)):
+    for _, members in itertools.groupby(order, key=kind):
         numbers = list(members)
         rows = _QueryRows([queries[n] for n in numbers])
         _evaluate_rows(rows, batching, limits)
@@ -239,27 +296,32 @@ def evaluate(queries: Sequence[Query], batching: Batching, limits: Limits) -> li
 
 
 class _QueryRows:
-    """The rows of some queries to one predictor, longest first, as if they were one long list; and their answers."""
+    """The rows of some queries of one kind, longest first, as if they were one long list; and their answers."""
 
     def __init__(self, queries: list[Query]) -> None:
         self.queries = queries
-        self.answers = [torch.zeros(query.target.shape, dtype=torch.float64) for query in queries]
-        self.predictor = queries[0].predictor
+        self.predictor, self.certainty = queries[0].predictor, queries[0].certainty
+        self.noised = queries[0].noise is not None
+        layers = () if self.certainty is None else (2,)
+        self.answers = [torch.zeros(*layers, *query.target.shape, dtype=torch.float64) for query in queries]
+        self.blocks = blocks_of(self.predictor)
         self.lengths = torch.cat([torch.full((len(q.tokens),), q.tokens.shape[1]) for q in queries])
-        self.pending: dict[range, tuple[Rows, Tensor]] = {}
-        """Batches whose surprisals may still be on their way from a device, the oldest first."""
+        self.pending: dict[range, tuple[Rows | NoisedRows, tuple[Tensor, ...]]] = {}
+        """Batches whose answers may still be on their way from a device, the oldest first."""
         self._ends = list(itertools.accumulate(len(query.tokens) for query in queries))
 
     def submit(self, span: range) -> None:
         """Hand some of the rows to the predictor."""
-        rows = self._rows(span)
-        self.pending[span] = (rows, _surprisal(self.predictor, rows))
+        rows = self._noised_rows(span) if self.noised else self._rows(span)
+        self.pending[span] = (rows, _answer(self.predictor, rows, self.certainty))
 
     def collect(self, span: range) -> None:
-        """Wait for the surprisals of some rows, and note them as answers to their queries."""
-        surprisal = _checked(*self.pending.pop(span))
+        """Wait for the answers about some rows, and note them as answers to their queries."""
+        found = _checked(*self.pending.pop(span))
         for number, mine, its in self._parts(span):
-            self.answers[number][its] = surprisal[mine].gather(1, self.queries[number].target[its])
+            target = self.queries[number].target[its]
+            part = found[..., mine, :]
+            self.answers[number][..., its, :] = part.gather(-1, target.expand(*part.shape[:-2], *target.shape))
         _passed.get()(len(span))
 
     def _rows(self, span: range) -> Rows:
@@ -267,13 +329,30 @@ class _QueryRows:
         shape = (len(span), int(self.lengths[span.start]))
         tokens = torch.zeros(shape, dtype=torch.int64)
         hidden, wanted = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+        starts = torch.zeros(len(span), dtype=torch.int64)
         for number, mine, its in self._parts(span):
             query = self.queries[number]
             length = query.tokens.shape[1]
             tokens[mine, :length] = query.tokens[its]
             hidden[mine, :length] = query.hidden[its]
             wanted[mine] = wanted[mine].scatter(1, query.target[its], True)
-        return Rows(tokens, hidden, wanted & hidden, self.lengths[span.start : span.stop])
+            if self.blocks is not None:
+                starts[mine] = self.blocks.starts(query.target[its])
+        return Rows(tokens, hidden, wanted & hidden, self.lengths[span.start : span.stop], starts)
+
+    def _noised_rows(self, span: range) -> NoisedRows:
+        """The same of rows that are noised."""
+        shape = (len(span), int(self.lengths[span.start]))
+        tokens, noised = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+        wanted, totals = torch.zeros(shape, dtype=torch.bool), torch.zeros(len(span), dtype=torch.float64)
+        for number, mine, its in self._parts(span):
+            query = self.queries[number]
+            length = query.tokens.shape[1]
+            tokens[mine, :length] = query.tokens[its]
+            wanted[mine] = wanted[mine].scatter(1, query.target[its], True)
+            if query.noise is not None:
+                noised[mine, :length], totals[mine] = query.noise.noised[its], query.noise.totals[its]
+        return NoisedRows(tokens, noised, wanted, self.lengths[span.start : span.stop], totals)
 
     def _parts(self, span: range) -> Iterator[tuple[int, slice, slice]]:
         """For every query that a span touches: where its rows lie in the span, and in the query."""
@@ -313,8 +392,13 @@ def _next_batch(rows: _QueryRows, rest: range, batching: Batching, limits: Limit
     """The rows of the next batch: as many of the rest as fit together."""
     start, predictor, longest = rest.start, rows.predictor, int(rows.lengths[rest.start])
     wanted, pads = PLAIN_ROWS, False
-    if _takes_rows(predictor):
+    if rows.noised:
+        noisy = cast(NoisePredictor, predictor)
+        wanted, pads = noisy.tokens_at_once // rounded(longest), noisy.pads
+    elif _takes_rows(predictor) and (rows.certainty is None or _knows_certainty(predictor)):
         wanted, pads = predictor.tokens_at_once // rounded(longest), predictor.pads
+    elif rows.certainty is not None:
+        wanted = min(wanted, DISTRIBUTIONS // (longest * predictor.vocab_size))
     count = max(1, min(wanted, limits[id(predictor)] // longest, batching.rows or wanted))
     stop = min(rest.stop, start + count)
     if not pads:
@@ -338,19 +422,44 @@ def _takes_rows(predictor: Predictor) -> TypeGuard[RowPredictor]:
 _KINDS: dict[type, bool] = {}
 
 
-def _surprisal(predictor: Predictor, rows: Rows) -> Tensor:
-    """At wanted places in one long row, or at all places of a predictor that only knows rows of one length."""
-    if _takes_rows(predictor):
-        return predictor.surprisals(rows)
-    return predictor.surprisal(rows.tokens, rows.hidden)
+def _knows_certainty(predictor: Predictor) -> TypeGuard[CertaintyPredictor]:
+    return isinstance(predictor, CertaintyPredictor)
 
 
-def _checked(rows: Rows, found: Tensor) -> Float64[Tensor, "rows length"]:
-    """Surprisals on the CPU, at their places, after checking that they are some."""
+def _answer(predictor: Predictor, rows: Rows | NoisedRows, certainty: Certainty | None) -> tuple[Tensor, ...]:
+    """Surprisals, and certainties if they are asked for; of noised rows, score entropies.
+
+    At wanted places in one long row, or at all places of a predictor that only knows rows of one length.
+    """
+    if isinstance(rows, NoisedRows):
+        return (cast(NoisePredictor, predictor).entropies(rows),)
+    if certainty is None:
+        if _takes_rows(predictor):
+            return (predictor.surprisals(rows),)
+        return (predictor.surprisal(rows.tokens, rows.hidden),)
+    if _knows_certainty(predictor):
+        return predictor.certainties(rows, certainty)
+    if blocks_of(predictor) is not None:
+        raise PredictorError(
+            "A rule that looks at a block diffusion model needs its `certainties` of rows with a mask in every block; "
+            f"{type(predictor).__name__} has only log_conditionals. Add the method (see CertaintyPredictor)."
+        )
+    found = predictor.log_conditionals(torch.where(rows.hidden, predictor.mask_token, rows.tokens))
+    surprisal = gather_surprisal(found, rows.tokens, rows.hidden, vocab_size=predictor.vocab_size)
+    return surprisal, certainty(found)
+
+
+def _checked(rows: Rows | NoisedRows, found: tuple[Tensor, ...]) -> Float64[Tensor, "*layers rows length"]:
+    """Answers on the CPU, at their places, after checking that the surprisals are some."""
+    if isinstance(rows, NoisedRows):
+        check_entropies(found[0])
+        return _placed(rows, found[0])
+    surprisal, *others = (_placed(rows, one) for one in found)
+    check_surprisal(surprisal, rows.hidden if found[0].ndim == 2 else rows.wanted)
+    return torch.stack([surprisal, *others]) if others else surprisal
+
+
+def _placed(rows: Rows | NoisedRows, found: Tensor) -> Float64[Tensor, "..."]:
     if found.ndim == 2:
-        check_surprisal(found, rows.hidden)
         return found.cpu().double()
-    full = torch.zeros(rows.wanted.shape, dtype=torch.float64)
-    full[rows.wanted] = found.cpu().double()
-    check_surprisal(full, rows.wanted)
-    return full
+    return torch.zeros(rows.wanted.shape, dtype=torch.float64).masked_scatter(rows.wanted, found.cpu().double())

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from infodis.blocks import blocks_of
 from infodis.errors import InputError
 from infodis.rng import key
 
@@ -34,8 +35,10 @@ Prompt = str | Sequence[str]
 class Vocabulary(Protocol):
     """What a predictor says about its tokens."""
 
-    vocab_size: int
-    mask_token: int
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def mask_token(self) -> int: ...
 
 
 @runtime_checkable
@@ -107,6 +110,8 @@ class Item:
     tokens: Int[Tensor, " length"]
     target: Int[Tensor, " target"]
     context: Int[Tensor, " context"]
+    words: Int[Tensor, " target"] | None = None
+    """For every target token the number of the word that it is a piece of; None where no tokenizer has said it."""
 
     @staticmethod
     def read(
@@ -325,12 +330,15 @@ def _one_for_each(sets: Any, count: int, name: str) -> list:
 
 
 def check_items(predictor: Vocabulary, items: Sequence[Item]) -> None:
-    """Raise `InputError` if an item holds what the predictor does not know; many are told apart by number."""
-    vocabulary = {"vocab_size": predictor.vocab_size, "mask_token": predictor.mask_token}
-    if all_known(torch.cat([item.clean for item in items]), **vocabulary):  # all at once is much quicker
+    """Raise `InputError` if an item is not one that the predictor can speak about; many are told apart by number."""
+    vocabulary, blocks = {"vocab_size": predictor.vocab_size, "mask_token": predictor.mask_token}, blocks_of(predictor)
+    known = all_known(torch.cat([item.clean for item in items]), **vocabulary)  # all at once is much quicker
+    if known and blocks is None:
         return
     for number, item in enumerate(items):
         try:
             item.check_vocabulary(**vocabulary)
+            if blocks is not None:
+                blocks.check(item.target, item.context, length=item.length)
         except InputError as error:
             raise error if len(items) == 1 else InputError(f"Sequence {number}: {error}") from None

@@ -1,18 +1,22 @@
 """What infodis asks of a model: the conditional distribution of every masked token given the visible ones.
 
 A `Predictor` is four names: `vocab_size`, `mask_token`, `log_conditionals` and `surprisal`. Anything that has them can
-be scored. `from_function` makes one from a callable; the wrappers change a predictor by standing in front of it.
+be scored. One that works block by block says so by a fifth, `blocks`. `from_function` makes one from a callable; the
+wrappers change a predictor by standing in front of it.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from infodis.blocks import BlockLayout, blocks_of
 from infodis.errors import InputError, PredictorError
 
 Tokens = Int[Tensor, "rows length"]
@@ -22,6 +26,18 @@ LogConditionals = Float[Tensor, "rows length vocab"]
 
 LARGEST = torch.finfo(torch.float32).max
 """Nats of a token that can happen: of more, squares and sums overflow, and an error would come out as NaN."""
+
+REMEMBERED = 2**26
+"""Probabilities that `SharedRows` remembers at most."""
+
+BATCHES = 32
+"""Batches that `SharedRows` looks through at a time for rows that it has not met."""
+
+NO_MASKS = (
+    "This model knows noise on tokens, not masks: it has no conditionals of masked tokens. Its likelihood is dse_nll: "
+    "infodis.score, infodis.log_ratio and infodis.perplexity, or infodis score, ratio and perplexity, estimate it."
+)
+"""What a model of noise says where a masked predictor is needed."""
 
 TOLERANCE = 1e-3
 """How far a distribution's log total may lie from 0: float32 log-softmax over 10^5 columns stays far inside."""
@@ -53,18 +69,53 @@ class Predictor(Protocol):
         return gather_surprisal(self.log_conditionals(rows), tokens, masked, vocab_size=self.vocab_size)
 
 
+@runtime_checkable
+class Distribution(Predictor, Protocol):
+    """A predictor whose conditionals come from one joint distribution, and which knows it in closed form."""
+
+    def log_prob(self, tokens: Any, *, target: Any = None, context: Any = None) -> float:
+        """Log p(target tokens | context tokens) of one sequence, everything else summed out."""
+        ...
+
+
+@runtime_checkable
+class ManyDistribution(Distribution, Protocol):
+    """A distribution that answers about many items of one length at once."""
+
+    def log_probs(self, items: Any) -> Float[Tensor, " items"]:
+        """Log p(target tokens | context tokens) of each."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
     """A batch of rows of unequal lengths, padded on the right.
 
     `tokens` are clean; `hidden` ones are to be masked; `wanted` ones are hidden, and are what is asked about. What lies
-    beyond a row's length is padding: it is not to be seen.
+    beyond a row's length is padding: it is not to be seen. `starts` are the positions that blocks are counted from, for
+    predictors that have blocks.
     """
 
     tokens: Int[Tensor, "rows length"]
     hidden: Bool[Tensor, "rows length"]
     wanted: Bool[Tensor, "rows length"]
     lengths: Int[Tensor, " rows"]
+    starts: Int[Tensor, " rows"]
+
+
+@runtime_checkable
+class BlockPredictor(Predictor, Protocol):
+    """A predictor that may work block by block: then it is asked about a mask in every block at once.
+
+    `surprisal` gives -log p of a token given the clean tokens of all blocks before its own and what is not masked
+    inside its own; masks elsewhere change nothing. Only blocks that are counted from the first token of a row can be
+    told from its arguments; a `RowPredictor` may have others.
+
+    Attributes:
+        blocks: where the blocks of a row begin and end; None if there are none. See `infodis.blocks.blocks_of`.
+    """
+
+    blocks: BlockLayout | None
 
 
 @runtime_checkable
@@ -81,6 +132,57 @@ class RowPredictor(Predictor, Protocol):
 
     def surprisals(self, rows: Rows) -> Float[Tensor, " wanted"]:
         """-log p in nats of the wanted tokens, row by row."""
+        ...
+
+
+@runtime_checkable
+class CertaintyPredictor(RowPredictor, Protocol):
+    """A row predictor that also says how certain it is, without ever holding all distributions of a batch."""
+
+    def certainties(
+        self, rows: Rows, certainty: Callable[[Tensor], Tensor]
+    ) -> tuple[Float[Tensor, " wanted"], Float[Tensor, " wanted"]]:
+        """-log p of the wanted tokens, and `certainty` of log-probabilities (some x vocabulary) where they stand."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoisedRows:
+    """A batch of noised rows of unequal lengths, padded on the right: what score entropies are asked about.
+
+    `tokens` are clean, `noised` is what the network sees after a total noise of `totals`; `wanted` positions were
+    exposed to the noise and are asked about.
+    """
+
+    tokens: Int[Tensor, "rows length"]
+    noised: Int[Tensor, "rows length"]
+    wanted: Bool[Tensor, "rows length"]
+    lengths: Int[Tensor, " rows"]
+    totals: Float64[Tensor, " rows"]
+
+
+@runtime_checkable
+class NoisePredictor(Predictor, Protocol):
+    """A model of noise on tokens: scores at any noise, or what gives scores. `dse_nll` is its likelihood.
+
+    It has no conditionals of masked tokens; whoever asks for them gets an `InputError`.
+
+    Attributes:
+        vocab_size: number of tokens, 0 .. vocab_size - 1, that data may contain.
+        mask_token: a number that no token of the data has.
+        noise: the noise that it was made for; see `infodis.noise.design.Noise`. None if it predicts masked tokens.
+        pads, tokens_at_once: as for a `RowPredictor`.
+    """
+
+    noise: Any
+    pads: bool
+    tokens_at_once: int
+
+    def log_conditionals(self, tokens: Tokens) -> LogConditionals:
+        raise InputError(NO_MASKS)
+
+    def entropies(self, rows: NoisedRows) -> Float64[Tensor, " wanted"]:
+        """The score entropy at the wanted positions, row by row, per unit of total noise [eq:score-entropy]."""
         ...
 
 
@@ -120,6 +222,15 @@ def check_log_conditionals(log_conditionals: Any, masked: Masks, *, vocab_size: 
             f"log_conditionals must hold a log-probability for every token at masked positions; row {row}, position "
             f"{position} holds {found} ({int(bad.sum())} such positions in this batch). Apply log_softmax in float32 "
             "over the vocabulary, with columns that data cannot contain at -inf or removed."
+        )
+
+
+def check_entropies(entropies: Float[Tensor, " wanted"]) -> None:
+    """Raise `PredictorError` unless every entropy is a number; inf says that something cannot happen."""
+    if bool(entropies.isnan().any()):
+        raise PredictorError(
+            f"A score entropy must be a number, got NaN for {int(entropies.isnan().sum())} of {entropies.numel()}. "
+            "Look at what the network returns for NaN or inf."
         )
 
 
@@ -176,10 +287,12 @@ class Wrapper(Predictor):
     predictor: Predictor
     vocab_size: int = dataclasses.field(init=False)
     mask_token: int = dataclasses.field(init=False)
+    blocks: BlockLayout | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocab_size", self.predictor.vocab_size)
         object.__setattr__(self, "mask_token", self.predictor.mask_token)
+        object.__setattr__(self, "blocks", blocks_of(self.predictor))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,3 +360,70 @@ class Counting(Predictor):
     def _count(self, tokens: Tokens) -> None:
         self.calls += 1
         self.rows += tokens.shape[0]
+
+
+class SharedRows(RowPredictor):
+    """Evaluates equal masked rows once, whatever is asked about in them.
+
+    A sequence and its mutant are the same row wherever the mutated position is masked. `asked` counts the rows that
+    were asked about, `made` those that the predictor was run on. What is remembered is bounded; what was forgotten is
+    made again. No number changes beyond rounding.
+    """
+
+    pads = False
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.predictor = predictor
+        self.vocab_size = predictor.vocab_size
+        self.mask_token = predictor.mask_token
+        self._at_once = predictor.tokens_at_once if isinstance(predictor, RowPredictor) else 2**12
+        self.tokens_at_once = BATCHES * self._at_once
+        self.asked = self.made = 0
+        self._known: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._size = 0
+
+    def log_conditionals(self, tokens: Tokens) -> LogConditionals:
+        self.asked += len(tokens)
+        self.made += len(tokens)
+        return self.predictor.log_conditionals(tokens)
+
+    def surprisals(self, rows: Rows) -> Float[Tensor, " wanted"]:
+        """-log p of the wanted tokens, from what is known about their rows."""
+        masked = torch.where(rows.hidden, self.mask_token, rows.tokens)
+        names = [row.tobytes() for row in masked.numpy()]
+        self.asked += len(names)
+        known = self._learned(names, masked)
+        at_hidden = torch.cat([known[name] for name in names])
+        found = torch.zeros(masked.shape)
+        found[rows.hidden] = -at_hidden.gather(1, rows.tokens[rows.hidden].unsqueeze(1)).squeeze(1)
+        return found[rows.wanted]
+
+    def _learned(self, names: Sequence[bytes], masked: Tokens) -> dict[bytes, Tensor]:
+        """For every name the log-probabilities at the masked positions of its row."""
+        found = {name: self._known[name] for name in names if name in self._known}
+        fresh = [(name, place) for name, place in dict(zip(names, itertools.count())).items() if name not in found]
+        step = max(1, self._at_once // masked.shape[1])
+        for start in range(0, len(fresh), step):
+            some = fresh[start : start + step]
+            answers = self._made(masked[[place for _, place in some]])
+            found |= {name: answer for (name, _), answer in zip(some, answers, strict=True)}
+        self._remember(found)
+        return found
+
+    def _made(self, masked: Tokens) -> Sequence[Tensor]:
+        """Log-probabilities at the masked positions of some rows, one forward pass each."""
+        self.made += len(masked)
+        hidden = masked == self.mask_token
+        answer = self.predictor.log_conditionals(masked)
+        check_log_conditionals(answer, hidden, vocab_size=self.vocab_size)
+        return answer[hidden.to(answer.device)].float().cpu().split(hidden.sum(1).tolist())
+
+    def _remember(self, found: dict[bytes, Tensor]) -> None:
+        """What was met last is forgotten last."""
+        for name, answer in found.items():
+            self._size += 0 if name in self._known else answer.numel()
+            self._known[name] = answer
+            self._known.move_to_end(name)
+        while self._size > REMEMBERED:
+            _, forgotten = self._known.popitem(last=False)
+            self._size -= forgotten.numel()

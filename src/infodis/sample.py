@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from infodis.control import Control, fold_bounds, neighbour_maps, predict
-from infodis.design import Enumerate, Layout, MaskDesign, numbers_of
-from infodis.evaluate import Coroutine, ItemBatch, Observations
+from infodis.control import Control, Regression, fitted_betas, fold_bounds, neighbour_maps, predict
+from infodis.design import Layout, MaskDesign, key_count, numbers_of
+from infodis.errors import PredictorError
+from infodis.evaluate import Coroutine, ItemBatch, Observations, distinct
 from infodis.item import Item
 from infodis.result import Estimate, Stopped, standard_error, stein_factor
 
@@ -39,6 +40,10 @@ class Sample:
     seen: Observations
     skip: int
     """Rows of `seen` that were there before: a pilot's."""
+    beside: Float64[Tensor, "surrogates items rows target"]
+    """What the control's surrogates say about the same masks."""
+    exact_beside: Float64[Tensor, "surrogates items"]
+    """The known means of their estimates."""
 
     @staticmethod
     def of(
@@ -52,11 +57,16 @@ class Sample:
         seed: int,
         seen: Observations | None = None,
     ) -> "Sample":
-        """No replicates yet."""
+        """No replicates yet. The control is what it comes to for the batch's predictor."""
+        control = None if control is None or design.telescoping else control.on(batch.predictor)
+        surrogates = () if control is None else control.surrogates
+        exact = [one.nlls(items) for one in surrogates]
         known = Observations.none(*batch.target.shape) if seen is None else seen
         weight = torch.zeros(known.masked.shape[0], 0, known.masked.shape[2], dtype=torch.float64)
         skip = known.masked.shape[1]
-        return Sample(items, names, batch, design, layout, control, seed, weight, known, skip)
+        beside = torch.zeros(len(surrogates), *weight.shape, dtype=torch.float64)
+        means = torch.stack(exact) if exact else torch.zeros(0, len(items), dtype=torch.float64)
+        return Sample(items, names, batch, design, layout, control, seed, weight, known, skip, beside, means)
 
     @property
     def count(self) -> int:
@@ -80,13 +90,16 @@ class Sample:
             batch=self.batch.subset(places),
             weight=self.weight[places],
             seen=self.seen.subset(places),
+            beside=self.beside[:, places],
+            exact_beside=self.exact_beside[:, places],
         )
 
     def enumerated(self) -> "Sample":
         """All masks instead; those that were seen are known."""
-        layout = Enumerate().layout(self.weight.shape[-1], 2 ** self.weight.shape[-1])
+        design, length = self.design.exhaustive(), self.weight.shape[-1]
+        layout = design.layout(length, 2 ** max(design.parts(length)))
         return Sample.of(
-            self.items, self.names, self.batch, Enumerate(), layout, control=None, seed=self.seed, seen=self.seen
+            self.items, self.names, self.batch, design, layout, control=None, seed=self.seed, seen=self.seen
         )
 
     def head(self, count: int) -> "Sample":
@@ -94,7 +107,7 @@ class Sample:
         rows = count * self.layout.rows
         masked, surprisal = (part[:, : self.skip + rows] for part in (self.seen.masked, self.seen.surprisal))
         seen = dataclasses.replace(self.seen, masked=masked, surprisal=surprisal)
-        return dataclasses.replace(self, weight=self.weight[:, :rows], seen=seen)
+        return dataclasses.replace(self, weight=self.weight[:, :rows], seen=seen, beside=self.beside[:, :, :rows])
 
     def extend(self, count: int) -> "Coroutine[Sample]":
         """Draw further replicates, `count` in all, each from the stream of its item and number."""
@@ -102,7 +115,8 @@ class Sample:
         if not more:
             return self
         paths = [(name, replicate) for name in self.names for replicate in more]
-        masked, weight = self.design.masks(*numbers_of(length, self.layout, seed=self.seed, paths=paths))
+        keys = key_count(self.design, length)
+        masked, weight = self.design.masks(*numbers_of(keys, self.layout, seed=self.seed, paths=paths))
         shape = (len(self.names), len(more) * self.layout.rows, length)
         return (yield from self.add(masked.reshape(shape), weight.reshape(shape)))
 
@@ -111,7 +125,26 @@ class Sample:
     ) -> "Coroutine[Sample]":
         """The same with further replicates, drawn elsewhere."""
         seen = yield from self.seen.extend(self.batch, masked)
-        return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight], dim=1))
+        beside = torch.cat([self.beside, self._beside(masked)], dim=2)
+        return dataclasses.replace(self, seen=seen, weight=torch.cat([self.weight, weight], dim=1), beside=beside)
+
+    def _beside(self, masked: Bool[Tensor, "items rows target"]) -> Float64[Tensor, "surrogates items rows target"]:
+        """What the surrogates say about some masks; each distinct one of an item is looked at once."""
+        if not len(self.beside):
+            return torch.zeros(0, *masked.shape, dtype=torch.float64)
+        first, same_as = distinct(masked)
+        item, rows = first // masked.shape[1], masked.flatten(0, 1)[first]
+        target = self.batch.target[item]
+        hidden = self.batch.hidden[item].scatter(1, target, rows)
+        assert self.control is not None
+        found = [
+            one.predictor.surprisal(self.batch.tokens[item], hidden).double().gather(1, target)[same_as]
+            for one in self.control.surrogates
+            if one.predictor is not None
+        ]
+        if not all(bool(one.isfinite().all()) for one in found):
+            raise PredictorError("A surrogate must find every text possible; this one met a probability of zero.")
+        return torch.stack(found).view(-1, *masked.shape) * masked
 
     @property
     def impossible(self) -> Bool[Tensor, " items"]:
@@ -142,27 +175,53 @@ class Sample:
         """
         masked, surprisal = self.seen.masked[:, self.skip :], self.seen.surprisal[:, self.skip :]
         finite = torch.where(surprisal.isinf(), 0.0, surprisal)
-        terms = self.weight * finite
-        if self.control is not None and not self.design.telescoping and folds:
-            terms = self._controlled(self.control, masked, finite, folds)
-        return terms.unflatten(1, (self.count, self.layout.rows)).sum(2)
+        layers = torch.cat([finite.unsqueeze(0), self.beside])
+        regression = None if self.control is None else self.control.regression
+        if regression is None or self.design.telescoping or not folds:
+            terms = self.weight * layers
+        else:
+            terms = self._controlled(regression, masked, layers, folds)
+        found = terms.unflatten(2, (self.count, self.layout.rows)).sum(3)
+        return found[0] - self._errors_beside(found[1:], finite, folds).unsqueeze(-1) / masked.shape[-1]
+
+    def _errors_beside(
+        self,
+        found: Float64[Tensor, "surrogates items replicates target"],
+        surprisal: Float64[Tensor, "items rows target"],
+        folds: list[tuple[int, int]],
+    ) -> Float64[Tensor, "items replicates"]:
+        """Beta times what the estimate of a surrogate is off, of all surrogates together [eq:surrogate].
+
+        Positions share it equally: only the mean of their sum is known.
+        """
+        total = torch.zeros(found.shape[1:3], dtype=torch.float64)
+        surrogates = () if self.control is None else self.control.surrogates
+        for one, mine, beside, exact in zip(surrogates, found, self.beside, self.exact_beside, strict=True):
+            beta: Tensor | float | None = one.beta
+            if beta is None:
+                columns = (part.transpose(1, 2) for part in (self.weight, surprisal, beside))
+                beta = fitted_betas(*columns, folds=folds)[:, :: self.layout.rows]
+            total = total + beta * (mine.sum(-1) - exact.unsqueeze(1))
+        return total
 
     def _controlled(
-        self, control: Control, masked: Tensor, surprisal: Tensor, folds: list[tuple[int, int]]
-    ) -> Float64[Tensor, "items rows target"]:
+        self, control: Regression, masked: Tensor, layers: Tensor, folds: list[tuple[int, int]]
+    ) -> Float64[Tensor, "layers items rows target"]:
         """Weighted residuals, plus each row's share of the known mean [eq:control]."""
-        maps = neighbour_maps(self.batch.target, control.offsets)
+        parts = self.design.parts(masked.shape[-1])
+        maps = neighbour_maps(self.batch.target, control.offsets, parts)
         step = max(1, CONTROL_CHUNK // masked[0].numel())
-        parts = []
-        for block in zip(*(values.split(step) for values in (masked, self.weight, surprisal, maps)), strict=True):
-            columns = (values.transpose(1, 2).contiguous() for values in block[:3])
-            prediction, mean = (part.transpose(1, 2) for part in predict(control, *columns, folds=folds, maps=block[3]))
-            parts.append(block[1] * (block[2] - prediction) + mean / self.layout.rows)
-        return torch.cat(parts)
+        residuals = []
+        split = (values.split(step) for values in (masked, self.weight, maps))
+        for some, weight, near, values in zip(*split, layers.split(step, dim=1), strict=True):
+            columns = (part.transpose(-1, -2).contiguous() for part in (some, weight, values))
+            found = predict(control, *columns, folds=folds, maps=near, parts=parts)
+            prediction, mean = (part.transpose(-1, -2) for part in found)
+            residuals.append(weight * (values - prediction) + mean / self.layout.rows)
+        return torch.cat(residuals, dim=1)
 
     def estimates(self, first: int | None, stopped: Stopped) -> list[Estimate]:
         """What the replicates say about every item."""
-        control = None if self.design.telescoping else self.control
         return [
             Estimate(
                 quantity="nll",
@@ -175,7 +234,7 @@ class Sample:
                 per_token_error=errors,
                 target=item.target,
                 design=self.design,
-                control=control,
+                control=self.control,
                 identity=(item.key, self.layout.rows),
                 seeds=frozenset({self.seed}),
             )

@@ -1,133 +1,78 @@
 """Draw sequences from a model: fill masked positions from conditionals, or walk noise back by scores.
 
-A sampler is a value that says which positions to reveal next; tokens are then drawn from their conditionals. Any
+A rule (`infodis.reveal`) says which positions to reveal next; tokens are then drawn from their conditionals. Any
 positions may be fixed: what is not the mask token stays as it is, so a prompt and an infill are the same thing. Row n
 draws from a stream of its own, so it does not depend on the batch it is in.
+
+A model of blocks, or a causal one, is sampled block after block from left to right, each block by the rule.
 
 Revealing one position at a time samples the exact distribution of a consistent predictor in whatever order, as long as
 the order depends on visible tokens only. Revealing several at once draws them as if they were independent.
 """
 
-import abc
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from infodis.design import ranks
+from infodis.blocks import blocks_of
 from infodis.device import device_of
 from infodis.errors import InputError, PredictorError
+from infodis.models.model import Model
 from infodis.noise.process import ScoreFunction
 from infodis.noise.schedule import Geometric, LogLinear, Schedule
-from infodis.predictor import Predictor, check_log_conditionals
+from infodis.predictor import Predictor, Rows, check_log_conditionals
+from infodis.reveal import RULES, DecoderState, InBlocks, Masks, Numbers, RandomOrder, Ranked, RevealRule, rule_named
 from infodis.rng import stream, uniforms
 
 Tokens = Int[Tensor, "rows length"]
-Masks = Bool[Tensor, "rows length"]
-Numbers = Float[Tensor, "rows length"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampler(abc.ABC):
-    """Which masked positions to reveal next. Final subclasses are values."""
-
-    greedy: bool = dataclasses.field(default=False, kw_only=True)
-    """Take the likeliest token instead of drawing one."""
-
-    def stages(self, masked: Masks) -> Iterator[tuple["Sampler", Masks]]:
-        """Parts of the work that are done one after another: all at once, except for `InBlocks`."""
-        yield self, masked
-
-    @abc.abstractmethod
-    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
-        """The positions to reveal at this step, given uniform keys and the probability of each likeliest token."""
-
-
-@dataclasses.dataclass(frozen=True)
-class OneByOne(Sampler):
-    """One position at a time, in random order. Exact; as many calls as there are positions."""
-
-    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
-        return masked & (ranks(torch.where(masked, keys, 2.0)) < 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ancestral(Sampler):
+class Ancestral(RevealRule):
     """Tau-leaping: `steps` calls; at each, masked positions are revealed independently as the level falls to zero."""
 
     steps: int = 64
     schedule: Schedule = LogLinear()
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise InputError(f"Ancestral needs at least one step, got {self.steps}.")
+        if type(self.steps) is not int or self.steps < 1:
+            raise InputError(f"Ancestral needs at least one step, got {self.steps!r}.")
 
-    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
-        if step >= self.steps - 1:
-            return masked
-        times = torch.tensor([1 - step / self.steps, 1 - (step + 1) / self.steps], dtype=torch.float64)
-        now, then = self.schedule.level(times).tolist()
-        return masked & (keys < (now - then) / now)
+    @property
+    def draws(self) -> bool:
+        return True
 
-
-@dataclasses.dataclass(frozen=True)
-class MostConfident(Sampler):
-    """The `at_once` positions whose likeliest token is most probable. With one at once: exact, and good when greedy."""
-
-    at_once: int = 1
-
-    def __post_init__(self) -> None:
-        if self.at_once < 1:
-            raise InputError(f"MostConfident reveals at least one position at once, got {self.at_once}.")
-
-    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
-        return masked & (ranks(torch.where(masked, -confidence, 2.0)) < self.at_once)
+    def reveal(self, masked: Masks, keys: Numbers, certainty: Numbers | None, step: Int[Tensor, " rows"]) -> Masks:
+        times = 1 - torch.stack([step, step + 1], dim=-1).double() / self.steps
+        now, then = self.schedule.level(times.clamp(min=0)).unbind(-1)
+        share = torch.where(step >= self.steps - 1, 1.0, (now - then) / now)
+        return masked & (keys < share.unsqueeze(-1))
 
 
-@dataclasses.dataclass(frozen=True)
-class InBlocks(Sampler):
-    """InBlocks of `size` positions from left to right, each filled by another sampler before the next begins."""
+def sampler_named(name: str, *, steps: int | None = None, tokens: int | None = None) -> RevealRule:
+    """A rule by name (`rule_named`), or `ancestral`; with a number of `steps` for so many `tokens`, where it has one.
 
-    inner: Sampler = OneByOne()
-    size: int = 32
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError(f"A block holds at least one position, got {self.size}.")
-
-    def stages(self, masked: Masks) -> Iterator[tuple[Sampler, Masks]]:
-        place = torch.arange(masked.shape[1])
-        for start in range(0, masked.shape[1], self.size):
-            part = masked & (place >= start) & (place < start + self.size)
-            yield from dataclasses.replace(self.inner, greedy=self.inner.greedy or self.greedy).stages(part)
-
-    def reveal(self, masked: Masks, keys: Numbers, confidence: Numbers, *, step: int) -> Masks:
-        """What the sampler inside reveals: `stages` hands the work to it, block by block."""
-        return self.inner.reveal(masked, keys, confidence, step=step)
+    >>> sampler_named("most-confident:32", steps=64, tokens=256)
+    InBlocks(inner=MostConfident(per_step=4), size=32, origin='global')
+    """
+    rule = rule_named(name, {**RULES, "ancestral": Ancestral})
+    return rule if steps is None else _with_steps(rule, steps, tokens)
 
 
-def sampler_named(name: str, *, steps: int | None = None, at_once: int | None = None, greedy: bool = False) -> Sampler:
-    """The sampler that a command line names: `one-by-one`, `ancestral`, `confident`; `:32` after it means in blocks."""
-    plain, _, size = name.partition(":")
-    if plain not in SAMPLERS or (size and not size.isdecimal()):
-        raise InputError(f"A sampler is one of {', '.join(SAMPLERS)}, with :SIZE for blocks; got {name!r}.")
-    if steps is not None and plain != "ancestral":
-        raise InputError(f"A number of steps is for the ancestral sampler, not for {plain}.")
-    if at_once is not None and plain != "confident":
-        raise InputError(f"Tokens at once are for the confident sampler, not for {plain}.")
-    given = {name: value for name, value in (("steps", steps), ("at_once", at_once)) if value is not None}
-    sampler = SAMPLERS[plain](**given, greedy=greedy)
-    return InBlocks(sampler, int(size)) if size else sampler
-
-
-SAMPLERS: dict[str, Callable[..., Sampler]] = {
-    "one-by-one": OneByOne,
-    "ancestral": Ancestral,
-    "confident": MostConfident,
-}
+def _with_steps(rule: RevealRule, steps: int, tokens: int | None) -> RevealRule:
+    if isinstance(rule, InBlocks):
+        return dataclasses.replace(rule, inner=_with_steps(rule.inner, steps, tokens))
+    if isinstance(rule, Ancestral):
+        return dataclasses.replace(rule, steps=steps)
+    if isinstance(rule, Ranked) and tokens is not None:
+        return dataclasses.replace(rule, per_step=-(-tokens // steps))
+    raise InputError(f"{rule} decides by itself how many steps it takes. Leave steps={steps} out.")
 
 
 @torch.no_grad()
@@ -135,11 +80,15 @@ def sample(
     predictor: Predictor,
     tokens: Int[Tensor, "..."],
     *,
-    sampler: Sampler = OneByOne(),
+    rule: RevealRule = RandomOrder(),
+    greedy: bool = False,
+    temperature: float = 1.0,
     seed: int = 0,
     batch_size: int = 64,
 ) -> Tokens:
     """Fill every mask token of `tokens`; everything else stays.
+
+    `greedy` takes the likeliest token, not a drawn one. Distributions are raised to the power 1 / `temperature`.
 
     >>> from infodis import oracle
     >>> chain = oracle.MarkovChain.random(order=1, vocab_size=4, temperature=0.1)
@@ -159,48 +108,148 @@ def sample(
         )
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}.")
-    whole = tokens.cpu()
-    rows = range(len(whole))
-    parts = [
-        _fill(predictor, whole[start : start + batch_size], sampler, seed, rows[start : start + batch_size])
-        for start in range(0, len(whole), batch_size)
-    ]
+    decoder, whole = Decoder(predictor, rule, greedy=greedy, temperature=temperature), tokens.cpu()
+    lengths = torch.full((len(whole),), whole.shape[1])
+    parts = []
+    for start in range(0, len(whole), batch_size):
+        some = slice(start, start + batch_size)
+        draws = RowStreams.of(seed, range(len(whole))[some])
+        parts.append(decoder.fill(whole[some], lengths[some], draws).tokens)
     return torch.cat(parts) if parts else whole.clone()
 
 
 class RowStreams:
     """Uniform numbers for a batch of rows, each from a stream of its own."""
 
-    def __init__(self, seed: int, rows: range, stage: int) -> None:
-        self._streams = [stream(seed, "sample", row, stage) for row in rows]
+    def __init__(self, streams: Sequence[torch.Generator]) -> None:
+        self._streams = streams
+
+    @staticmethod
+    def of(seed: int, rows: range) -> "RowStreams":
+        return RowStreams(
+            [stream(seed, "sample", row, 0) for row in rows]
+        )  # 0: so that seeds give what they always gave
 
     def __call__(self, *shape: int) -> Float[Tensor, "rows ..."]:
         return torch.stack([uniforms(*shape, generator=generator) for generator in self._streams])
 
-
-def _fill(predictor: Predictor, tokens: Tokens, sampler: Sampler, seed: int, rows: range) -> Tokens:
-    for number, (stage, part) in enumerate(sampler.stages(tokens == predictor.mask_token)):
-        draws = RowStreams(seed, rows, number)  # anew: how long a stage takes depends on other rows
-        step, left = 0, part
-        while bool(left.any()):
-            keys, choice = draws(2, tokens.shape[1]).unbind(1)
-            tokens, left = _step(predictor, tokens, left, stage, keys, choice, step)
-            step += 1
-    return tokens
+    def for_rows(
+        self, rows: Int[Tensor, " some"], lengths: Int[Tensor, " some"], width: int
+    ) -> Float[Tensor, "some two width"]:
+        """Two numbers for each position of some rows, 0 in padding."""
+        found = torch.zeros(len(rows), 2, width, dtype=torch.float64)
+        for place, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
+            found[place, :, :length] = uniforms(2, length, generator=self._streams[row])
+        return found
 
 
-def _step(
-    predictor: Predictor, tokens: Tokens, left: Masks, sampler: Sampler, keys: Numbers, choice: Numbers, step: int
-) -> tuple[Tokens, Masks]:
-    """Reveal some positions: which ones, by the sampler; as what, by their conditionals."""
-    answer = predictor.log_conditionals(tokens)
-    check_log_conditionals(answer, left, vocab_size=predictor.vocab_size)
-    confidence = answer.max(-1).values.cpu().double().exp()
-    revealed = sampler.reveal(left, keys, confidence, step=step)
-    wanted = answer[revealed.to(answer.device)].cpu().double()
-    tokens = tokens.clone()
-    tokens[revealed] = wanted.argmax(-1) if sampler.greedy else categorical(wanted.exp(), choice[revealed])
-    return tokens, left & ~revealed
+@dataclasses.dataclass(frozen=True, eq=False)
+class Filled:
+    """Rows without masks, up to where they were finished; and the forward passes that each took."""
+
+    tokens: Tokens
+    passes: Int[Tensor, " rows"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decoder:
+    """How the masks of rows are filled in."""
+
+    predictor: Predictor
+    rule: RevealRule
+    greedy: bool = False
+    temperature: float = 1.0
+    finished: Callable[[Int[Tensor, " written"]], bool] | None = None
+    """Whether a row needs no more. It is shown what stands before the first mask: later steps do not change that."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise InputError(f"A temperature must be positive and finite, got {self.temperature}.")
+
+    @torch.no_grad()
+    def fill(self, tokens: Tokens, lengths: Int[Tensor, " rows"], draws: RowStreams) -> Filled:
+        """Reveal some positions, step by step: which ones, by the rule; as what, by their conditionals."""
+        tokens, passes = tokens.clone(), torch.zeros(len(tokens), dtype=torch.int64)
+        there = torch.arange(tokens.shape[1]) < lengths.unsqueeze(-1)
+        state = DecoderState.start((tokens == self.predictor.mask_token) & there)
+        blocks = blocks_of(self.predictor)
+        if blocks is not None:
+            blocks.check_gaps(state.whole, there)
+        going = state.left.any(-1).nonzero().squeeze(1)
+        with self.predictor.unchanged() if isinstance(self.predictor, Model) else contextlib.nullcontext():
+            while len(going):
+                before, numbers = state.subset(going), draws.for_rows(going, lengths[going], tokens.shape[1])
+                tokens[going], after = self._step(tokens[going], lengths[going], before, numbers)
+                passes[going] += 1
+                state = state.updated(going, after)
+                going = going[self._unfinished(tokens[going], before, after)]
+        return Filled(tokens, passes)
+
+    def _step(
+        self,
+        tokens: Tokens,
+        lengths: Int[Tensor, " rows"],
+        state: DecoderState,
+        draws: Float[Tensor, "rows two length"],
+    ) -> tuple[Tokens, DecoderState]:
+        """One forward pass for each row."""
+        rule, blocks = self.rule, blocks_of(self.predictor)
+        rule = rule if blocks is None else InBlocks(rule, blocks.size, blocks.origin)
+        wanted = rule.open(state.left, state.whole)
+        answer = conditionals(self.predictor, self._rows(tokens, lengths, state, wanted))
+        if self.temperature != 1:
+            answer = torch.log_softmax(answer / self.temperature, dim=-1)
+        keys, choice = draws.unbind(1)
+        certainty = None
+        if rule.certainty is not None:
+            certain = rule.certainty(answer).cpu().double()
+            certainty = torch.zeros(tokens.shape, dtype=torch.float64).masked_scatter(wanted, certain)
+        revealed, state = state.advance(rule, keys, certainty)
+        found = answer[revealed[wanted].to(answer.device)].cpu().double()
+        new = found.argmax(-1) if self.greedy else categorical(found.exp(), choice[revealed])
+        return tokens.masked_scatter(revealed, new), state
+
+    def _rows(self, tokens: Tokens, lengths: Int[Tensor, " rows"], state: DecoderState, wanted: Masks) -> Rows:
+        """A model of blocks does not see what comes behind the one that is being filled: rows end there."""
+        clean, blocks = torch.where(state.left, 0, tokens), blocks_of(self.predictor)
+        if blocks is None:
+            return Rows(clean, state.left, wanted, lengths, torch.zeros_like(lengths))
+        starts = blocks.gap_starts(state.whole)
+        return Rows(clean, wanted, wanted, torch.minimum(blocks.ends(wanted, starts), lengths), starts)
+
+    def _unfinished(self, tokens: Tokens, before: DecoderState, after: DecoderState) -> Bool[Tensor, " rows"]:
+        """Rows that have masks, and are not finished by what was written last."""
+        left = after.left.any(-1)
+        if self.finished is None:
+            return left
+        first, old, new = (_first_place(part) for part in (before.whole, before.left, after.left))
+        for row in (left & (new > old)).nonzero().squeeze(1).tolist():
+            left[row] = not self.finished(tokens[row, first[row] : new[row]])
+        return left
+
+
+def _first_place(masked: Masks) -> Int[Tensor, " rows"]:
+    """Of the first masked position of each row; its length if there is none."""
+    return torch.where(masked.any(-1), masked.int().argmax(-1), masked.shape[1])
+
+
+def conditionals(predictor: Predictor, rows: Rows) -> Float[Tensor, "wanted vocab"]:
+    """Log p of every token at the wanted places, row by row."""
+    if isinstance(predictor, Model):
+        found = predictor.conditionals(rows)
+        check_log_conditionals(
+            found.unsqueeze(0), torch.ones(1, len(found), dtype=torch.bool), vocab_size=predictor.vocab_size
+        )
+        return found
+    blocks = blocks_of(predictor)
+    if blocks is not None and blocks.origin == "response":
+        raise InputError(
+            "Only a model that was loaded can be told where its blocks begin, got one whose blocks begin with the "
+            'response behind a wrapper. Take the wrapper off, or load it with block_origin="global".'
+        )
+    whole = predictor.log_conditionals(torch.where(rows.hidden, predictor.mask_token, rows.tokens))
+    check_log_conditionals(whole, rows.wanted, vocab_size=predictor.vocab_size)
+    return whole[rows.wanted.to(whole.device)]
 
 
 def categorical(weights: Float[Tensor, "*places states"], uniform: Float[Tensor, "*places"]) -> Int[Tensor, "*places"]:
@@ -257,7 +306,7 @@ def sample_uniform(
     parts = []
     for start in range(0, rows, batch_size):
         part = slice(start, start + batch_size)
-        draws = RowStreams(seed, range(rows)[part], 0)
+        draws = RowStreams.of(seed, range(rows)[part])
         parts.append(_walk_back(scores, held[part], value[part], vocab_size, reverse, draws))
     return torch.cat(parts)
 

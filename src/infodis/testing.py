@@ -6,26 +6,39 @@
     check_predictor(my_predictor, tokens)    # normalised, deterministic, independent of batch composition
 
 `Tabulated` holds everything that a predictor says about one short target, and so the exact `nll`; runs on it cost next
-to nothing. `Perturbed` makes conditionals disagree, as those of a learned network do.
+to nothing. `TabulatedBlocks` does so for a block diffusion model, at any length. `Perturbed` makes conditionals
+disagree, as those of a learned network do; `Blockwise` makes a block diffusion model of any predictor.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float64
 from torch import Tensor
 
-from infodis.control import Control, neighbour_maps, neighbour_values
+from infodis.blocks import BlockLayout, blocks_of
+from infodis.control import Regression, neighbour_maps, surroundings
 from infodis.design import Enumerate, Layout, MaskDesign, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
 from infodis.evaluate import Batching, ItemBatch, run
 from infodis.item import Item, as_sequence
 from infodis.oracle import MarkovChain
-from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens, Wrapper, check_log_conditionals
+from infodis.predictor import (
+    LogConditionals,
+    Masks,
+    Predictor,
+    RowPredictor,
+    Rows,
+    Surprisals,
+    Tokens,
+    Wrapper,
+    check_log_conditionals,
+)
 from infodis.result import Measured
 from infodis.rng import key, stream
 
@@ -59,6 +72,53 @@ class Perturbed(Wrapper):
         uniform = ((mixed >> 11) & (2**53 - 1)).double() / 2**53 + 2.0**-54
         normal = math.sqrt(2) * torch.erfinv(2 * uniform - 1)
         return normal * normal.abs() ** (self.power - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise(Wrapper):
+    """`predictor` as a block diffusion model: it sees the blocks before a token's own, and what is visible inside that.
+
+    Everything behind a block stays masked while it is asked about. An oracle remains exact.
+    """
+
+    blocks: BlockLayout = BlockLayout(4)
+    pads: bool = False
+    tokens_at_once: int = 2**14
+
+    def __post_init__(self) -> None:
+        layout = self.blocks
+        super().__post_init__()
+        object.__setattr__(self, "blocks", layout)
+
+    def surprisals(self, rows: Rows) -> Float64[Tensor, " wanted"]:
+        numbers = self.blocks.numbers(rows.tokens.shape[1], rows.starts)
+        found = torch.zeros(rows.tokens.shape, dtype=torch.float64)
+        for number in numbers[rows.wanted].unique().tolist():
+            hidden = torch.where(numbers == number, rows.hidden, numbers > number)
+            surprisal = self.predictor.surprisal(rows.tokens, hidden)
+            found = torch.where(numbers == number, surprisal.double(), found)
+        return found[rows.wanted]
+
+    def certainties(self, rows: Rows, certainty: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        numbers = self.blocks.numbers(rows.tokens.shape[1], rows.starts)
+        found = torch.zeros(rows.tokens.shape, dtype=torch.float64)
+        for number in numbers[rows.wanted].unique().tolist():
+            hidden = torch.where(numbers == number, rows.hidden, numbers > number)
+            answer = self.predictor.log_conditionals(torch.where(hidden, self.mask_token, rows.tokens))
+            found = torch.where(numbers == number, certainty(answer).double(), found)
+        return self.surprisals(rows), found[rows.wanted]
+
+    def surprisal(self, tokens: Tokens, masked: Masks) -> Surprisals:
+        lengths, starts = torch.full((len(tokens),), tokens.shape[1]), torch.zeros(len(tokens), dtype=torch.int64)
+        found = torch.zeros(tokens.shape, dtype=torch.float64)
+        found[masked] = self.surprisals(Rows(tokens, masked, masked, lengths, starts))
+        return found
+
+    def log_conditionals(self, tokens: Tokens) -> LogConditionals:
+        """Of rows whose blocks are clean up to the first that holds a mask; what comes behind that one is not seen."""
+        numbers = self.blocks.numbers(tokens.shape[1], torch.zeros(len(tokens), dtype=torch.int64))
+        first = torch.where(tokens == self.mask_token, numbers, int(numbers.max()) + 1).amin(1, keepdim=True)
+        return self.predictor.log_conditionals(torch.where(numbers > first, self.mask_token, tokens))
 
 
 def _mix(values: Tensor) -> Tensor:
@@ -98,6 +158,49 @@ class Tabulated(Predictor):
         inside = masked[:, self.item.target]
         code = (inside * 2 ** torch.arange(inside.shape[1])).sum(-1)
         return torch.zeros(masked.shape, dtype=torch.float64).index_copy(1, self.item.target, self.table[code])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TabulatedBlocks(RowPredictor):
+    """Everything a block diffusion model says about one item: surprisals for all masks of every block of its target."""
+
+    item: Item
+    vocab_size: int
+    mask_token: int
+    blocks: BlockLayout
+    tables: tuple[Float64[Tensor, "_ _"], ...]
+    pads: bool = False
+    tokens_at_once: int = 2**16
+
+    @staticmethod
+    def of(predictor: Predictor, item: Item) -> "TabulatedBlocks":
+        layout = blocks_of(predictor)
+        if layout is None:
+            raise InputError("A table of blocks needs a model of blocks, got a predictor that sees whole rows.")
+        sizes = layout.sizes(item.target)
+        batch, tables = ItemBatch.of(predictor, [item]), []
+        for stop, size in zip(itertools.accumulate(sizes), sizes, strict=True):
+            masked = torch.zeros(2**size - 1, item.target.numel(), dtype=torch.bool)
+            masked[:, stop - size : stop] = _enumeration(size)[0]
+            answer = run(batch.surprisals(torch.zeros(len(masked), dtype=torch.int64), masked), Batching())
+            tables.append(F.pad(answer[:, stop - size : stop], (0, 0, 1, 0)))
+        return TabulatedBlocks(item, predictor.vocab_size, predictor.mask_token, layout, tuple(tables))
+
+    @property
+    def exact(self) -> float:
+        """The `nll` by enumeration in every block."""
+        return sum(float((_enumeration(table.shape[1])[1] * table[1:]).sum()) for table in self.tables)
+
+    def log_conditionals(self, tokens: Tokens) -> LogConditionals:
+        raise InputError("A table of surprisals knows the data's tokens only, not whole distributions.")
+
+    def surprisals(self, rows: Rows) -> Float64[Tensor, " wanted"]:
+        found = torch.zeros(rows.tokens.shape, dtype=torch.float64)
+        blocks = self.item.target.split([table.shape[1] for table in self.tables])
+        for block, table in zip(blocks, self.tables, strict=True):
+            code = (rows.hidden[:, block] * 2 ** torch.arange(len(block))).sum(-1)
+            found[:, block] = table[code]
+        return found[rows.wanted]
 
 
 def _enumeration(target: int) -> tuple[Tensor, Tensor]:
@@ -246,7 +349,7 @@ def _edge(design: MaskDesign, length: int, rows: int, row: int, low: float, high
     return (low + high) / 2
 
 
-def check_control(control: Control, *, target: Iterable[int] = (0, 1, 2, 3, 5, 7)) -> None:
+def check_control(control: Regression, *, target: Iterable[int] = (0, 1, 2, 3, 5, 7)) -> None:
     """Check a control: over all masks that hold a position, every feature must have mean zero [eq:control-means].
 
     Raises `AssertionError` with the feature that has not. `target` are positions of a sequence; gaps are worth a try.
@@ -256,7 +359,9 @@ def check_control(control: Control, *, target: Iterable[int] = (0, 1, 2, 3, 5, 7
     """
     places = torch.tensor(list(target))
     masked, weight = (part.T.unsqueeze(0) for part in _enumeration(len(places)))
-    features = control.features(masked, *neighbour_values(masked, neighbour_maps(places.unsqueeze(0), control.offsets)))
+    whole = (len(places),)
+    maps = neighbour_maps(places.unsqueeze(0), control.offsets, whole)
+    features = control.features(surroundings(masked, maps, whole))
     means = (features * weight.unsqueeze(2)).sum(-1)[0]
     if means.numel() and float(means.abs().max()) > 1e-5:
         position, feature = divmod(int(means.abs().argmax()), means.shape[1])

@@ -34,18 +34,18 @@ def test_features_have_mean_zero_against_enumeration(control, target):
 
 def test_a_feature_that_is_not_centred_is_caught():
     class Uncentred(Neighbours):
-        def features(self, masked, neighbours, present):
-            return neighbours
+        def features(self, around):
+            return around.neighbours
 
     with pytest.raises(AssertionError, match=r"mean zero .* has 0\.5 at position 0"):
         check_control(Uncentred(radius=1))
 
 
 def test_neighbour_map_follows_places_in_the_sequence():
-    gap, none = neighbour_maps(torch.tensor([[2, 3, 7], [4, 5, 6]]), (1, -1, 4)).tolist()
+    gap, none = neighbour_maps(torch.tensor([[2, 3, 7], [4, 5, 6]]), (1, -1, 4), (3,)).tolist()
     assert gap == [[1, 3, 3], [3, 0, 2], [3, 3, 3]]  # 3 stands for "no such neighbour"
     assert none == [[1, 3, 3], [2, 0, 3], [3, 1, 3]]
-    assert neighbour_maps(torch.tensor([[4, 5, 6], [0, 1, 2]]), (1, -1, 4)).tolist() == [none, none]
+    assert neighbour_maps(torch.tensor([[4, 5, 6], [0, 1, 2]]), (1, -1, 4), (3,)).tolist() == [none, none]
 
 
 def test_predictions_come_from_other_folds():
@@ -54,12 +54,12 @@ def test_predictions_come_from_other_folds():
     masked, weight = (part.flatten(0, 1).T.unsqueeze(0).contiguous() for part in Tiled().masks(levels, keys))
     surprisal = torch.rand(1, 8, 32, generator=stream(1, "f"), dtype=torch.float64) * masked
     control = Neighbours()
-    maps = neighbour_maps(torch.arange(8).unsqueeze(0), control.offsets)
+    maps = neighbour_maps(torch.arange(8).unsqueeze(0), control.offsets, (8,))
     folds = fold_bounds(4, 8)
-    plain, mean = predict(control, masked, weight, surprisal, folds=folds, maps=maps)
+    plain, mean = predict(control, masked, weight, surprisal.unsqueeze(0), folds=folds, maps=maps, parts=(8,))
     spoiled = surprisal.clone()
     spoiled[..., 8:16] *= 3
-    moved, moved_mean = predict(control, masked, weight, spoiled, folds=folds, maps=maps)
+    moved, moved_mean = predict(control, masked, weight, spoiled.unsqueeze(0), folds=folds, maps=maps, parts=(8,))
     assert torch.allclose(plain[..., 8:16], moved[..., 8:16])
     assert torch.allclose(mean[..., 8:16], moved_mean[..., 8:16])
     assert not torch.allclose(plain[..., :8], moved[..., :8])

@@ -456,7 +456,7 @@ def test_mask_tokens_may_stand_where_they_do_not_matter():
 
 
 @pytest.mark.parametrize(
-    "order", ["left-to-right", "right-to-left", "most-confident-first", [15, 3, 7, 4, *range(8, 15), 5, 6]]
+    "order", ["left-to-right", "right-to-left", "most-confident", [15, 3, 7, 4, *range(8, 15), 5, 6]]
 )
 def test_order_nll_on_a_chain_against_exact(order):
     x = X[0][:16]
@@ -481,7 +481,7 @@ def test_most_confident_first_against_its_definition():
         chosen = max(open_positions, key=lambda i: float(table[i].max()))
         total -= float(table[chosen, x[chosen]])
         row[0, chosen] = x[chosen]
-    assert infodis.order_nll(noisy, x, order="most-confident-first").value == pytest.approx(total)
+    assert infodis.order_nll(noisy, x, order="most-confident").value == pytest.approx(total)
 
 
 WRONG_SHAPE = from_function(lambda t: torch.zeros(t.shape[0], 2, 4), vocab_size=4, mask_token=4)
@@ -511,7 +511,7 @@ WRONG_SHAPE = from_function(lambda t: torch.zeros(t.shape[0], 2, 4), vocab_size=
         (lambda: infodis.nll(CHAIN, X[0], batch_size=0), InputError, "batch_size"),
         (lambda: infodis.nll(CHAIN, [X[0], X[1]], context=[[1]]), InputError, "one for each of the 2"),
         (lambda: infodis.nll(WRONG_SHAPE, [0, 1, 2]), PredictorError, "rows x length x vocab"),
-        (lambda: infodis.order_nll(CHAIN, X[0], order="backwards"), InputError, "most-confident-first"),
+        (lambda: infodis.order_nll(CHAIN, X[0], order="backwards"), InputError, "most-confident"),
         (lambda: infodis.order_nll(CHAIN, X[0], order=[0, 1]), InputError, "each of the 32"),
         (lambda: infodis.nll(CHAIN, X[0], design=Tiled()).interval(1.5), InputError, "between 0 and 1"),
     ],
@@ -566,9 +566,9 @@ def test_auto_keeps_to_its_budget():
 
 def test_most_confident_first_counts_its_rows_and_stops_at_the_impossible():
     counting = Counting(CHAIN)
-    assert infodis.order_nll(counting, X[0][:9], order="most-confident-first").evaluations == counting.rows == 9
+    assert infodis.order_nll(counting, X[0][:9], order="most-confident").evaluations == counting.rows == 9
     table = Table(torch.tensor([[0, 0, 1], [1, 1, 0]]), torch.tensor([0.5, 0.5]))
-    assert infodis.order_nll(table, [0, 1, 1], order="most-confident-first").value == math.inf
+    assert infodis.order_nll(table, [0, 1, 1], order="most-confident").value == math.inf
 
 
 def test_numpy_seeds_are_seeds():

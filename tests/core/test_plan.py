@@ -1,0 +1,183 @@
+"""Plans of masks: the same for a sequence, a seed and a step, whoever draws them; replayed as they were saved."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from laws import ALL_DESIGNS
+from safetensors.torch import load_file, save_file
+
+import infodis
+from infodis.design import Dealt, Enumerate, Orders, Pairs, PowerCount, Tiled
+from infodis.errors import InputError
+from infodis.item import Item
+from infodis.oracle import MarkovChain
+from infodis.plan import MaskPlan, draw_plan
+
+CHAIN = MarkovChain.random(order=1, vocab_size=4, seed=3)
+ROWS = [[0, 1, 2, 3, 0], [3, 2, 1], [1, 1, 2, 2, 3, 3, 0]]
+
+
+def draws_of(plan: MaskPlan, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
+    mine = plan.sequence == sequence
+    length = plan.items[sequence].length
+    return plan.masked[mine, :length], plan.weight[mine, :length]
+
+
+@pytest.mark.parametrize("replicates", [1, 2])
+def test_a_sequence_meets_the_same_masks_in_any_batch(replicates):
+    """So a batch may be dealt to any number of processes."""
+    whole = draw_plan(CHAIN, ROWS, evaluations=8, seed=5, step=7, replicates=replicates)
+    for number, row in enumerate(ROWS):
+        alone = draw_plan(CHAIN, [row], evaluations=8, seed=5, step=7, replicates=replicates)
+        for one, other in zip(draws_of(whole, number), draws_of(alone, 0), strict=True):
+            assert torch.equal(one, other)
+    assert whole.fingerprint == draw_plan(CHAIN, ROWS, evaluations=8, seed=5, step=7, replicates=replicates).fingerprint
+
+
+def test_seed_step_and_replicate_each_change_the_masks():
+    row = [list(range(4)) * 5]
+    plans = [draw_plan(CHAIN, row, evaluations=8, seed=s, step=t) for s, t in ((0, 0), (1, 0), (0, 1), (1, 1))]
+    assert len({plan.fingerprint for plan in plans}) == 4
+    assert len({plan.masked.numpy().tobytes() for plan in plans}) == 4
+    two = draw_plan(CHAIN, row, evaluations=16, replicates=2)
+    assert not torch.equal(two.masked[two.replicate == 0], two.masked[two.replicate == 1])
+    assert torch.equal(two.masked[two.replicate == 0], plans[0].masked)
+
+
+def test_processes_that_share_a_batch_draw_its_plan(tmp_path):
+    """Two processes, each with half of the rows, and this one with all of them."""
+    draw = "import sys, infodis; from infodis.oracle import MarkovChain; rows, path = eval(sys.argv[1]), sys.argv[2];"
+    draw += "chain = MarkovChain.random(order=1, vocab_size=4, seed=3);"
+    draw += "infodis.draw_plan(chain, rows, evaluations=4, seed=5, step=7).save(path)"
+    rows, paths = [[ROWS[0], ROWS[2]], [ROWS[1]]], [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
+    for some, path in zip(rows, paths, strict=True):
+        subprocess.run([sys.executable, "-c", draw, repr(some), str(path)], check=True)
+    whole, parts = draw_plan(CHAIN, ROWS, evaluations=4, seed=5, step=7), [MaskPlan.load(path) for path in paths]
+    for number, part, its in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
+        for one, other in zip(draws_of(whole, number), draws_of(parts[part], its), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_the_default_takes_all_masks_where_they_are_few():
+    """One of a target of two tokens is exact with three passes, a longer one is dealt."""
+    plan = draw_plan(CHAIN, [[0, 1], [0, 1, 2]], evaluations=4)
+    assert plan.settings.design == repr(Dealt())
+    everything = draw_plan(CHAIN, [[0, 1]], evaluations=4, design=Enumerate())
+    for one, other in zip(draws_of(plan, 0), draws_of(everything, 0), strict=True):
+        assert torch.equal(one, other)
+    dealt = draw_plan(CHAIN, [[0, 1, 2]], evaluations=4, design=Dealt())
+    assert torch.equal(draws_of(plan, 1)[1], draws_of(dealt, 0)[1])
+    assert float(infodis.log_likelihood(CHAIN, plan)[0]) == pytest.approx(CHAIN.log_prob([0, 1]), rel=1e-6)
+
+
+@pytest.mark.parametrize("design", ALL_DESIGNS, ids=repr)
+def test_a_saved_plan_is_the_one_that_was_drawn(design, tmp_path):
+    plan = draw_plan(CHAIN, ROWS, evaluations=127, design=design, step=2)
+    plan.save(tmp_path / "plan.safetensors")
+    again = MaskPlan.load(tmp_path / "plan.safetensors")
+    assert again.fingerprint == plan.fingerprint
+    assert again.settings == plan.settings
+    for one, other in zip(plan.tensors(), again.tensors(), strict=True):
+        assert torch.equal(one, other)
+    assert [item.key for item in again.items] == [item.key for item in plan.items]
+
+
+@pytest.mark.parametrize("name", ["tokens", "weight", "masked", "role", "step"])
+def test_a_plan_that_was_changed_is_told(name, tmp_path):
+    plan, path = draw_plan(CHAIN, ROWS, evaluations=4), tmp_path / "plan.safetensors"
+    plan.save(path)
+    state, settings = load_file(path), dataclasses.asdict(plan.settings)
+    if name == "step":
+        settings["step"] = 9
+    else:
+        state[name][0, 0] = {"tokens": 3, "weight": 0.25, "masked": not state["masked"][0, 0], "role": 1}[name]
+    save_file(state, path, metadata={"settings": json.dumps(settings), "fingerprint": plan.fingerprint})
+    with pytest.raises(InputError, match="fingerprint that it was saved with"):
+        MaskPlan.load(path)
+
+
+def test_what_is_no_plan_is_told(tmp_path):
+    path = tmp_path / "plan.safetensors"
+    with pytest.raises(InputError, match=r"a file that MaskPlan\.save wrote"):
+        MaskPlan.load(path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(InputError, match=r"a file that MaskPlan\.save wrote"):
+        MaskPlan.load(path)
+    save_file({"tokens": torch.zeros(2)}, path)
+    with pytest.raises(InputError, match=r"a file that MaskPlan\.save wrote"):
+        MaskPlan.load(path)
+
+
+def test_the_budget_is_kept_and_equal_masks_share_a_pass():
+    for design in ALL_DESIGNS:
+        budget = 127 if isinstance(design, Enumerate) else 16
+        plan = draw_plan(CHAIN, ROWS, evaluations=budget, design=design)
+        assert max(len(plan.masked[plan.sequence == n].unique(dim=0)) for n in range(3)) <= budget
+        assert plan.evaluations <= 3 * budget
+    plan = draw_plan(CHAIN, [[0, 1]], evaluations=12, design=Tiled())
+    assert plan.evaluations == 3  # there are no more masks
+    first, number = plan.distinct
+    assert torch.equal(plan.masked[first][number], plan.masked)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evaluations": 3, "replicates": 2}, "multiple of its replicates"),
+        ({"evaluations": 0}, "multiple of its replicates"),
+        ({"design": Pairs(), "evaluations": 1}, "Pairs needs 2 forward passes; the budget is 1"),
+        ({"design": Orders(), "evaluations": 4}, "needs 5 forward passes; the budget is 4"),
+        ({"design": Enumerate(), "evaluations": 30}, "takes 31 forward passes"),
+    ],
+)
+def test_budgets_that_buy_nothing_are_told(options, message):
+    with pytest.raises(InputError, match=message):
+        draw_plan(CHAIN, [[0, 1, 2, 3, 0]], **options)
+
+
+def test_rows_of_all_kinds_are_read():
+    model = infodis.load("text8-tiny")
+    prompt, response = "the capital is ", "paris"
+    wanted = model.read(response, prompt=prompt)
+    ids = (model.encode(prompt), model.encode(response).tolist())
+    for row in ((prompt, response), [prompt, response], wanted, ids):
+        assert draw_plan(model, [row]).items[0].key == wanted.key
+    assert draw_plan(model, "paris").items[0].key == draw_plan(model, ["paris"]).items[0].key
+    assert len(draw_plan(model, torch.tensor([[1, 2, 3], [3, 2, 1]]))) == 2
+    with pytest.raises(InputError, match="both be texts or both token ids"):
+        draw_plan(model, [(prompt, [1, 2])])
+    with pytest.raises(InputError, match="knows token ids only"):
+        draw_plan(CHAIN, ["text"])
+    with pytest.raises(InputError, match=r"Tokens must lie in 0\.\.3"):
+        draw_plan(CHAIN, [[9]])
+
+
+@pytest.mark.parametrize("design", [Tiled(), PowerCount(), Orders(), Enumerate()], ids=repr)
+def test_tensors_give_the_same_log_likelihood(design):
+    """A position in neither set stays masked and counts nothing; draws are padded where sequences have unequal many."""
+    items = [*(Item.read(row) for row in ROWS), Item.read([0, 1, 2, 3], target=[1, 3], context=[0])]
+    plan = draw_plan(CHAIN, items, evaluations=127, design=design)
+    found = plan.tensors()
+    rows = found.noisy.flatten(0, 1)
+    nll = -CHAIN.log_conditionals(rows)
+    labels = found.tokens.unsqueeze(1).expand_as(found.noisy).flatten(0, 1)
+    nll = nll.gather(-1, labels.unsqueeze(-1)).squeeze(-1).view(found.noisy.shape)
+    short = 3  # the others are as long as the longest, or padded: a chain sees padding
+    mine = infodis.log_likelihood(CHAIN, plan)
+    seen = found.visible.sum(1)
+    assert seen.tolist() == [5, 3, 7, 4]
+    longest = 2
+    log_p = -(found.weight * nll).sum((1, 2))
+    torch.testing.assert_close(log_p[longest].double(), mine[longest].double(), rtol=1e-6, atol=0)
+    alone = draw_plan(CHAIN, [items[short]], evaluations=127, design=design)
+    tensors = alone.tensors()
+    nll = -CHAIN.log_conditionals(tensors.noisy[0]).gather(-1, tensors.tokens.expand_as(tensors.noisy[0])[..., None])
+    torch.testing.assert_close(
+        -(tensors.weight[0] * nll.squeeze(-1)).sum().double(), mine[short].double(), rtol=1e-6, atol=0
+    )
+    assert (tensors.noisy[0][:, 2] == CHAIN.mask_token).all()
+    assert not tensors.masked[0][:, [0, 2]].any()
