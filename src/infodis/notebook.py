@@ -7,7 +7,9 @@ comes from elsewhere is escaped by `text`; the other functions take and return H
 import html
 import math
 from collections.abc import Sequence
+from typing import Any
 
+from infodis.errors import InputError
 from infodis.terminal import printable
 
 WIDTH, HEIGHT = 120, 14
@@ -89,3 +91,12 @@ def tokens(pieces: Sequence[str], nats: Sequence[float]) -> str:
 
 def _opacity(nats: float) -> float:
     return STRONGEST * min(1.0, max(0.0, nats / MOST_NATS))
+
+
+def data_frame(rows: Sequence[dict[str, Any]], *, index: Any = None) -> Any:
+    """Rows of plain values as a DataFrame of pandas, which need not be installed for anything else."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise InputError("A DataFrame needs pandas, which is not installed: pip install pandas.") from error
+    return pandas.DataFrame(list(rows), index=index)

@@ -19,17 +19,19 @@ from torch import Tensor, nn
 
 from infodis import notebook
 from infodis.auto import Auto
-from infodis.control import Control, Neighbours
+from infodis.catalog import NAMED, as_quantity, quantity_for
+from infodis.control import Control, Surrogate
 from infodis.design import MaskDesign
 from infodis.errors import InfodisError, InputError
-from infodis.estimate import Request, estimate_items
+from infodis.estimate import Request
 from infodis.figures import Figure, bars, histogram
 from infodis.item import Item, TextReader, Vocabulary, as_sequence, list_sequences, text_reader
 from infodis.models.loading import load
 from infodis.models.model import Model, item_of
 from infodis.models.tokenizers import Tokenizer, as_tokenizer
 from infodis.predictor import Predictor
-from infodis.result import Estimate, Measured, RateSum
+from infodis.quantities.quantity import Quantity
+from infodis.result import Estimate, Measured, RateSum, exp
 from infodis.rng import check_seed
 from infodis.terminal import printable
 
@@ -39,12 +41,14 @@ SHOWN, COLOURED = 20, 10
 MOST_BARS = 40
 """Rows that are drawn one by one."""
 
-Quantity = Literal["value", "bits_per_token", "bits_per_byte"]
+Plotted = Literal["value", "bits_per_token", "bits_per_byte"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
     """What a model says about one text: `value` nats, which is -log p(text | prompt), and how sure that is.
+
+    Where another `quantity` than `nll` was asked for, `value` is that, and so is all that derives from it.
 
     >>> one = score("text8-tiny", "the capital of france")[0]
     >>> round(one.value), one.standard_error < 1, one.tokens, abs(sum(one.per_token) - one.value) < 1e-9
@@ -58,6 +62,11 @@ class Score:
     """None for token ids."""
     prompt: str = ""
     tokenizer: Tokenizer | None = None
+
+    @property
+    def quantity(self) -> str:
+        """What `value` is: `nll` unless something else was asked for."""
+        return self.estimate.quantity
 
     @property
     def value(self) -> float:
@@ -80,6 +89,12 @@ class Score:
         return self.item.target.numel()
 
     @property
+    def unknown(self) -> int:
+        """Of the tokens that were scored, those that stand for what the tokenizer does not know."""
+        token = None if self.tokenizer is None else self.tokenizer.unknown_token
+        return 0 if token is None else int((self.item.tokens[self.item.target] == token).sum())
+
+    @property
     def bytes(self) -> int | None:
         """UTF-8 bytes of the text; None for token ids."""
         return None if self.text is None else len(self.text.encode())
@@ -95,7 +110,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the nats per token."""
+        """The exponential of the nats per token; of a pseudo-log-likelihood, the pseudo-perplexity."""
         return self.estimate.perplexity
 
     @property
@@ -118,9 +133,10 @@ class Score:
         return {
             **({"prompt": self.prompt} if self.prompt else {}),
             "text": "".join(self.pieces) if self.text is None else self.text,
+            "quantity": self.quantity,
             "value": self.value,
             "standard_error": self.standard_error,
-            "perplexity": self.perplexity,
+            _perplexity_name(self.quantity): self.perplexity,
             "bits_per_token": self.bits_per_token,
             "bits_per_byte": self.bits_per_byte,
             "tokens": self.tokens,
@@ -134,7 +150,8 @@ class Score:
     def __repr__(self) -> str:
         size = "" if self.bits_per_byte is None else f", bits_per_byte={self.bits_per_byte:.3f}"
         text = printable(self.to_dict()["text"], 40)
-        return f"Score({self.estimate.shown()} nats, perplexity={self.perplexity:.4g}{size}, {text!r})"
+        value = f"{self.quantity} = {self.estimate.shown()} nats"
+        return f"Score({value}, {_perplexity_name(self.quantity)}={self.perplexity:.4g}{size}, {text!r})"
 
     def _repr_html_(self) -> str:
         return Scores((self,), "")._repr_html_()
@@ -146,7 +163,7 @@ class Scores(Sequence[Score]):
 
     >>> scores = score("text8-tiny", ["the capital of france", "colorless green ideas"])
     >>> len(scores), [one["text"] for one in scores.to_dicts()], list(scores.to_pandas().columns[:3])
-    (2, ['the capital of france', 'colorless green ideas'], ['text', 'value', 'standard_error'])
+    (2, ['the capital of france', 'colorless green ideas'], ['text', 'quantity', 'value'])
     """
 
     rows: tuple[Score, ...]
@@ -180,6 +197,16 @@ class Scores(Sequence[Score]):
         sizes = [row.bytes for row in self.rows]
         return None if None in sizes else self._rate([size or 0 for size in sizes])
 
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the nats per token of all texts together; of `pll`, the pseudo-perplexity [eq:pppl]."""
+        return exp(self.bits_per_token.value * math.log(2))
+
+    @property
+    def quantity(self) -> str:
+        """What the values are."""
+        return self.rows[0].quantity
+
     def _rate(self, below: Sequence[int]) -> Measured:
         total = RateSum()
         for row, size in zip(self.rows, below, strict=True):
@@ -193,19 +220,15 @@ class Scores(Sequence[Score]):
 
     def to_pandas(self) -> Any:
         """A DataFrame with a row for each text, under the index of the Series or DataFrame that they came in."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise InputError("A DataFrame needs pandas, which is not installed: pip install pandas.") from error
-        return pandas.DataFrame(self.to_dicts(), index=self.index)
+        return notebook.data_frame(self.to_dicts(), index=self.index)
 
-    def plot(self, quantity: Quantity = "value") -> Figure:
+    def plot(self, quantity: Plotted = "value") -> Figure:
         """A figure: values with 95 % intervals, or a histogram of many. `infodis.figures.save_picture` writes it."""
         if quantity not in ("value", "bits_per_token", "bits_per_byte"):
             raise InputError(f"A plot shows value, bits_per_token or bits_per_byte, got {quantity!r}.")
         shown = [(number, row) for number, row in enumerate(self.rows) if getattr(row, quantity) is not None]
         axis = "nats" if quantity == "value" else quantity.replace("_", " ")
-        title = f"-log p under {self.model}"
+        title = f"{_shown_quantity(self.quantity)} under {self.model}"
         if len(shown) > MOST_BARS:
             values = {"texts": [getattr(row, quantity) for _, row in shown]}
             return histogram(values, axis=axis, name="scores", title=title)
@@ -234,17 +257,26 @@ class Scores(Sequence[Score]):
         ]
         known = all(row.bits_per_byte is not None for row in some)
         size = "bits per byte" if known else "bits per token"
-        columns = ("text", "-log p in nats", "95 % interval", "perplexity", size, "forward passes")
+        value, perplexity = f"{_shown_quantity(self.quantity)} in nats", _perplexity_name(self.quantity)
+        columns = ("text", value, "95 % interval", perplexity.replace("_", "-"), size, "forward passes")
         more = f", the first {len(some)} of {len(self)}" if len(some) < len(self) else ""
         caption = f"{_count(len(self))}{f' under {self.model}' if self.model else ''}{more}; darker tokens cost more"
         return notebook.table(columns, rows, caption=caption)
+
+
+def _perplexity_name(quantity: str) -> str:
+    return "pseudo_perplexity" if quantity in NAMED and NAMED[quantity].pseudo else "perplexity"
+
+
+def _shown_quantity(quantity: str) -> str:
+    return "-log p" if quantity == "nll" else quantity
 
 
 def _count(texts: int) -> str:
     return "1 text" if texts == 1 else f"{texts:,} texts"
 
 
-def _scaled(row: Score, quantity: Quantity) -> tuple[float, float, float]:
+def _scaled(row: Score, quantity: Plotted) -> tuple[float, float, float]:
     scale = getattr(row, quantity) / row.value if row.value else 1.0
     low, high = row.interval()
     return row.value * scale, low * scale, high * scale
@@ -273,11 +305,12 @@ def score(
     *,
     prompts: Any = None,
     tokenizer: Any = None,
+    quantity: str | Quantity | None = None,
     evaluations: int | None = None,
     standard_error: float | None = None,
     relative: float | None = None,
     design: MaskDesign = Auto(),
-    control: Control | None = Neighbours(),
+    control: Control | None = Surrogate(),
     seed: SupportsIndex = 0,
     batch_size: int | None = None,
 ) -> Scores:
@@ -292,6 +325,8 @@ def score(
             `response`; token ids, in lists or tensors.
         prompts: what texts are scored given: one text for all, or one for each.
         tokenizer: for a model that has none: `text8`, a tokenizer.json, or a tokenizer of transformers.
+        quantity: what is measured, by name or as a value: `nll` unless given (`dse_nll` of models of uniform or mixed
+            noise), `pll`, `pll_within_words`. The glossary says what each is.
         evaluations, standard_error, relative, design, control, seed, batch_size: as for `nll`, for each text.
 
     >>> scores = score("text8-tiny", ["the capital of france", "colorless green ideas"])
@@ -300,20 +335,25 @@ def score(
     >>> alone, prompted = score("text8-tiny", ["paris", "paris"], prompts=["", "the capital of france is "])
     >>> float(alone) > float(prompted)
     True
+    >>> score("text8-tiny", "paris", quantity="pll")
+    Scores(1 text under text8-tiny: 3.92 ± 0 bits per token, 5 forward passes)
     """
+    asked = as_quantity(quantity)
     request = Request(design, control, evaluations, standard_error, batch_size, relative=relative)
     number = check_seed(seed)
-    predictor, words = _resolved(model, tokenizer)
+    predictor, words = resolve_model(model, tokenizer)
+    measured = quantity_for(predictor, asked)
+    measured.check_request(request)
     rows, index = _rows(texts)
-    read = _reader(predictor, words)
+    read = reader_of(predictor, words)
     begun = [_begun(place, row, prompt, read) for place, (row, prompt) in enumerate(_prompted(rows, prompts))]
-    _check_lengths(predictor, [item for item, _, _ in begun])
-    found = _estimates(predictor, [item for item, _, _ in begun], request, number)
+    check_lengths(predictor, [item for item, _, _ in begun])
+    found = _estimates(measured, predictor, [item for item, _, _ in begun], request, number)
     made = (Score(one, item, text, before, words) for one, (item, text, before) in zip(found, begun, strict=True))
     return Scores(tuple(made), predictor.name if isinstance(predictor, Model) else type(predictor).__name__, index)
 
 
-def _resolved(model: Any, tokenizer: Any) -> tuple[Predictor, Tokenizer | None]:
+def resolve_model(model: Any, tokenizer: Any) -> tuple[Predictor, Tokenizer | None]:
     """The predictor, and the tokenizer that it is read with."""
     if isinstance(model, str | Path | nn.Module):
         model = load(model, **({} if tokenizer is None else {"tokenizer": tokenizer}))
@@ -332,7 +372,7 @@ def _resolved(model: Any, tokenizer: Any) -> tuple[Predictor, Tokenizer | None]:
 Read = Callable[[str, str], Item]
 
 
-def _reader(predictor: Predictor, tokenizer: Tokenizer | None) -> Read:
+def reader_of(predictor: Predictor, tokenizer: Tokenizer | None) -> Read:
     """What turns a text and its prompt into an item."""
     if isinstance(predictor, TextReader) or tokenizer is None:
         return lambda text, prompt: text_reader(predictor).read(text, prompt=prompt)
@@ -384,7 +424,7 @@ def _begun(place: int, row: Any, prompt: Any, read: Read) -> tuple[Item, str | N
         if isinstance(row, Mapping):
             row, prompt = _fields(row, prompt)
         if isinstance(row, str):
-            return _text_item(row, prompt, read)
+            return text_item(row, prompt, read)
         return _token_item(row, prompt), None, ""
     except InputError as error:
         raise InputError(f"Row {place}: {error}") from None
@@ -406,7 +446,8 @@ def _fields(row: Mapping[Any, Any], prompt: Any) -> tuple[Any, Any]:
     return row[wanted], row.get("prompt") if prompt is None else prompt
 
 
-def _text_item(text: str, prompt: Any, read: Read) -> tuple[Item, str, str]:
+def text_item(text: str, prompt: Any, read: Read) -> tuple[Item, str, str]:
+    """A text as an item, with itself and its prompt."""
     before = "" if prompt is None else prompt
     if not isinstance(before, str):
         raise InputError(f"The prompt of a text must be a text, got {before!r}. Replace it, or leave prompts out.")
@@ -437,7 +478,7 @@ def _token_item(row: Any, prompt: Any) -> Item:
     return Item.read(torch.cat([before, as_sequence(row)]), context=range(len(before)))
 
 
-def _check_lengths(predictor: Predictor, items: Sequence[Item]) -> None:
+def check_lengths(predictor: Predictor, items: Sequence[Item]) -> None:
     """Raise `InputError` if a row is longer than those that a model was trained with, as `infodis score` does."""
     longest = (predictor.loaded.limit or predictor.length) if isinstance(predictor, Model) else None
     for place, item in enumerate(items):
@@ -448,20 +489,16 @@ def _check_lengths(predictor: Predictor, items: Sequence[Item]) -> None:
             )
 
 
-def _estimates(predictor: Predictor, items: Sequence[Item], request: Request, seed: int) -> list[Estimate]:
+def _estimates(
+    quantity: Quantity, predictor: Predictor, items: Sequence[Item], request: Request, seed: int
+) -> list[Estimate]:
     """All together; if that fails, an error that names the first row that fails alone."""
     try:
-        return estimate_items(predictor, items, request, seed=seed)
+        return quantity.measure(predictor, items, request, seed=seed)
     except InfodisError as error:
-        raise _blamed(predictor, items, request, seed, error) from error
-
-
-def _blamed(
-    predictor: Predictor, items: Sequence[Item], request: Request, seed: int, error: InfodisError
-) -> InfodisError:
-    for place, item in enumerate(items):
-        try:
-            estimate_items(predictor, [item], request, seed=seed)
-        except InfodisError as mine:
-            return type(mine)(f"Row {place}: {mine}")
-    return error
+        for place, item in enumerate(items):
+            try:
+                quantity.measure(predictor, [item], request, seed=seed)
+            except InfodisError as mine:
+                raise type(mine)(f"Row {place}: {mine}") from error
+        raise

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import infodis
 from infodis.cli.bounds import bounds as command
 from infodis.errors import InputError
-from infodis.evaluate import run
+from infodis.evaluate import Batching, run_batched
 from infodis.item import Item
 from infodis.oracle import HiddenMarkov, Independent, MarkovChain, Table
 from infodis.predictor import Counting, from_function
@@ -23,7 +23,6 @@ from infodis.quantities.bounds import (
     bounds,
     bounds_coroutine,
     importance,
-    most_confident_first,
     tangent,
     tangent_point,
 )
@@ -71,9 +70,8 @@ def enumerated_tangent() -> float:
 @pytest.fixture(scope="module")
 def runs():
     """Bounds by seed, for a few plans that are too small to enumerate."""
-    confident = most_confident_first(NOISY, [ITEM])[0]
     return {
-        plan: [run(bounds_coroutine(TABLE, ITEM, plan, confident, seed=seed)) for seed in range(RUNS)]
+        plan: list(run_batched((bounds_coroutine(NOISY, ITEM, plan, seed=seed) for seed in range(RUNS)), Batching()))
         for plan in (Plan(4, 2), Plan(12, 4))
     }
 
@@ -190,7 +188,7 @@ SETS = [{}, {"context": range(3)}, {"target": [1, 3, 4, 6, 8, 9, 10, 11], "conte
 @pytest.mark.parametrize("sets", SETS, ids=["everything", "given a prefix", "some summed out"])
 def test_single_orders_against_order_nll(sets):
     found = bounds(NOISY, X[1], orders=4, particles=2, **sets)
-    for order, bound in (("left-to-right", found.left_to_right), ("most-confident-first", found.most_confident_first)):
+    for order, bound in (("left-to-right", found.left_to_right), ("most-confident", found.most_confident_first)):
         peer = infodis.order_nll(NOISY, X[1], order=order, **sets)
         assert bound.value == pytest.approx(peer.value, rel=1e-9)
         assert bound.evaluations == peer.evaluations

@@ -105,7 +105,7 @@ def test_cells_against_enumeration(case):
 def test_weights_make_pairs_and_sizes_uniform():
     """Of 21 pairs and 6 sizes, from 4,000 weighted draws; 4.5 standard errors for all are a false alarm in 5,000."""
     item = Item.read(X[0], target=[0, 1, 3, 4, 5, 9, 11], context=[2, 6])
-    pair, size, weight = _draw_pairs(item, 4000, generator=stream(0, "weights"))
+    pair, size, weight = _draw_pairs(item, torch.zeros_like(item.target), 4000, generator=stream(0, "weights"))
     for kinds in (size.unsqueeze(1) == torch.arange(2, 8), pair[:, :1] * 7 + pair[:, 1:] == _codes(7)):
         drawn = kinds * weight.unsqueeze(1)
         error = drawn.std(0) / math.sqrt(4000)

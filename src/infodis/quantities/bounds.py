@@ -36,8 +36,9 @@ from infodis.item import (
     read_items,
 )
 from infodis.predictor import Predictor
-from infodis.quantities.orders import all_masks, draw_turns, follow, in_lockstep, most_confident_credits, sum_orders
+from infodis.quantities.orders import Decoded, all_masks, block_sizes, decode, draw_turns, follow, sum_blocks
 from infodis.result import Measured, Rate, Replicated, sum_errors
+from infodis.reveal import MostConfident
 from infodis.rng import check_seed
 
 TOGETHER = 16
@@ -70,6 +71,8 @@ class Bounds:
     tangent_nll: Bound
     mixture_nll: Bound | None
     """Known exactly, or only by its bounds."""
+    best_order: Bound | None
+    """The least order_nll of all orders, where all were summed: chosen knowing the text, so nobody's likelihood."""
     left_to_right: Bound
     most_confident_first: Bound
     spread: Measured
@@ -80,7 +83,7 @@ class Bounds:
     @property
     def quantities(self) -> tuple[Bound, ...]:
         """All that were found, the upper bounds of mixture_nll first."""
-        found = (self.nll, self.importance_nll, self.mixture_nll, self.tangent_nll)
+        found = (self.nll, self.importance_nll, self.mixture_nll, self.tangent_nll, self.best_order)
         return (*(bound for bound in found if bound is not None), self.left_to_right, self.most_confident_first)
 
     @property
@@ -200,6 +203,8 @@ def bounds(
     - `left_to_right`, `most_confident_first`: the chain rule along these orders, exactly.
     - `mixture_nll` itself where 2^m - 1 masks take no more rows than the orders would: then all orders are summed, the
       bounds meet, and nothing has an error. Otherwise None.
+    - `best_order`: the least order_nll of all m! orders, where `mixture_nll` is known. It is a lower bound of what any
+      rule can reach that reveals one token at a time, and no likelihood: such an order is chosen knowing the text.
 
     Bounds hold in expectation; every estimate has its standard error beside it. The likelihood of an order is the
     exponential of a sum of many terms, so likelihoods are **heavy-tailed**: with a spread of several nats a few orders
@@ -254,10 +259,7 @@ def bound_items(
     found: dict[int, Bounds] = {}
     for start in range(0, len(waiting), TOGETHER):
         some = waiting[start : start + TOGETHER]
-        confident = most_confident_first(predictor, some, batch_size=rows)
-        coroutines = (
-            bounds_coroutine(predictor, item, plan, one, seed=seed) for item, one in zip(some, confident, strict=True)
-        )
+        coroutines = (bounds_coroutine(predictor, item, plan, seed=seed) for item in some)
         for item, one in zip(some, run_batched(coroutines, _batching(some, plan, rows)), strict=True):
             found[item.key] = one
             if progress is not None:
@@ -271,15 +273,16 @@ def _batching(items: Sequence[Item], plan: Plan, rows: int | None) -> Batching:
     return Batching(rows, together=max(1, WINDOW // largest))
 
 
-def bounds_coroutine(predictor: Predictor, item: Item, plan: Plan, confident: Bound, *, seed: int) -> Coroutine[Bounds]:
+def bounds_coroutine(predictor: Predictor, item: Item, plan: Plan, *, seed: int) -> Coroutine[Bounds]:
     """The coroutine that bounds one item."""
     batch = ItemBatch.of(predictor, [item])
-    if plan.enumerates(item.target.numel()):
+    confident = yield from decode(batch, item, MostConfident())
+    if plan.enumerates(max(block_sizes(predictor, item))):
         return (yield from _exact(batch, item, confident, seed))
     return (yield from _sampled(batch, item, plan, confident, seed))
 
 
-def _sampled(batch: ItemBatch, item: Item, plan: Plan, confident: Bound, seed: int) -> Coroutine[Bounds]:
+def _sampled(batch: ItemBatch, item: Item, plan: Plan, confident: Decoded, seed: int) -> Coroutine[Bounds]:
     """Bounds from random orders: all of them from the same ones."""
     length = item.target.numel()
     turns = draw_turns(item, plan.orders, seed=seed)
@@ -298,21 +301,25 @@ def _sampled(batch: ItemBatch, item: Item, plan: Plan, confident: Bound, seed: i
         bound("importance_nll", _certain(importance(order_nlls, plan.groups), order_nlls), f"mixture of {grouped}"),
         bound("tangent_nll", tangent(order_nlls), "tangent to the logarithm; lower bound of mixture_nll"),
         None,
+        None,
         _single("left-to-right", along, length, seed),
-        confident,
+        _single("most-confident-first", confident.credits.sum().reshape(1), confident.evaluations, seed),
         _order_spread(order_nlls),
         int(seen.cost[0]) + confident.evaluations,
     )
 
 
-def _exact(batch: ItemBatch, item: Item, confident: Bound, seed: int) -> Coroutine[Bounds]:
+def _exact(batch: ItemBatch, item: Item, confident: Decoded, seed: int) -> Coroutine[Bounds]:
     """Bounds from all masks, which hold all orders."""
     length = item.target.numel()
-    masked = all_masks(length)[1:]
+    sizes = block_sizes(batch.predictor, item)
+    every_mask = all_masks(max(sizes))[1:]
+    masked = torch.cat([every_mask[:, :size] for size in sizes], dim=1)  # one mask of every block in a row
     answer = yield from batch.surprisals(torch.zeros(len(masked), dtype=torch.int64), masked)
-    mean, deviation, mixture = sum_orders(answer)
-    steps = torch.arange(length)
-    along = answer[2**length - 2**steps - 1, steps].sum().reshape(1)  # step s masks s, s + 1, ... : bits of the number
+    every = sum_blocks(answer, sizes)
+    size = torch.tensor(sizes).repeat_interleave(torch.tensor(sizes))
+    steps = torch.cat([torch.arange(one) for one in sizes])
+    along = answer[2**size - 2**steps - 1, torch.arange(length)].sum().reshape(1)  # step s masks s, s + 1, ... : bits
 
     def bound(quantity: str, value: float, meaning: str) -> Bound:
         return Bound(quantity, torch.tensor([value], dtype=torch.float64), len(masked), seed, "exact", meaning)
@@ -320,13 +327,14 @@ def _exact(batch: ItemBatch, item: Item, confident: Bound, seed: int) -> Corouti
     met = "meets mixture_nll: all orders are in it"
     return Bounds(
         item,
-        bound("nll", mean, "mean over reveal orders; upper bound of mixture_nll"),
-        bound("importance_nll", mixture, f"upper bound; {met}"),
-        bound("tangent_nll", mixture, f"lower bound; {met}"),
-        bound("mixture_nll", mixture, "likelihood of a model that draws its order"),
-        _single("left-to-right", along, length, seed),
-        confident,
-        Measured(deviation, 0.0),
+        bound("nll", every.mean, "mean over reveal orders; upper bound of mixture_nll"),
+        bound("importance_nll", every.mixture, f"upper bound; {met}"),
+        bound("tangent_nll", every.mixture, f"lower bound; {met}"),
+        bound("mixture_nll", every.mixture, "likelihood of a model that draws its order"),
+        bound("best_order_nll", every.best, "likeliest of all orders, chosen knowing the text; no bound"),
+        _single("left-to-right", along, max(sizes), seed),
+        _single("most-confident-first", confident.credits.sum().reshape(1), confident.evaluations, seed),
+        Measured(math.sqrt(every.variance), 0.0),
         len(masked) + confident.evaluations,
     )
 
@@ -383,23 +391,6 @@ def _order_spread(order_nlls: Float64[Tensor, " orders"]) -> Measured:
     variance = Measured.mean(squares)
     deviation = math.sqrt(variance.value)
     return Measured(deviation, variance.standard_error / (2 * deviation) if deviation else 0.0)
-
-
-def most_confident_first(predictor: Predictor, items: Sequence[Item], *, batch_size: int | None = None) -> list[Bound]:
-    """The chain rule along the order that reveals the most certain position first, for many items in step."""
-    found: dict[int, Bound] = {}
-    for numbers in in_lockstep(items, predictor.vocab_size, batch_size):
-        for number, bound in zip(numbers, _confident(predictor, [items[n] for n in numbers]), strict=True):
-            found[number] = bound
-    return [found[number] for number in range(len(items))]
-
-
-def _confident(predictor: Predictor, items: list[Item]) -> list[Bound]:
-    credits, evaluations = most_confident_credits(predictor, items)
-    return [
-        _single("most-confident-first", cost.reshape(1), int(spent), 0)
-        for cost, spent in zip(credits.sum(1), evaluations, strict=True)
-    ]
 
 
 @dataclasses.dataclass(frozen=True)

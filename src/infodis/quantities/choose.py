@@ -35,9 +35,10 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 from typing_extensions import Unpack
 
-from infodis.auto import Auto
-from infodis.control import Control, Neighbours
-from infodis.design import Enumerate, Keys, Layout, Levels, MaskDesign, PowerCount, StratifiedCount, Tiled, numbers
+from infodis.auto import Auto, Blocks, in_blocks
+from infodis.blocks import blocks_of
+from infodis.control import Control, Surrogate
+from infodis.design import Keys, Layout, Levels, MaskDesign, PowerCount, StratifiedCount, Tiled, key_count, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.evaluate import Batching, Coroutine, ItemBatch, run
@@ -81,7 +82,7 @@ class Race:
     design: MaskDesign = PowerCount()
     rows: int = 1
     """Of a replicate, where the design leaves that open."""
-    control: Control | None = Neighbours()
+    control: Control | None = Surrogate()
     chance: float = 0.3
     """A race ends undecided when the chance to decide it within the budget falls below this; 0 spends it all."""
 
@@ -99,13 +100,16 @@ class Race:
         if not isinstance(self.chance, int | float) or not 0 <= self.chance < 1:
             raise InputError(f"chance must be at least 0 and below 1, got {self.chance!r}.")
 
-    def each(self, target: int) -> int:
-        """The rows of a replicate for a target of so many tokens: all masks if they are few."""
-        masks = 2**target - 1
+    def drawn(self, target: int, blocks: tuple[int, ...]) -> tuple[MaskDesign, Layout]:
+        """What a choice of so many tokens, in such blocks if there are any, draws from: all masks if they are few."""
+        inner = self.design.inner if isinstance(self.design, Blocks) else self.design
+        design = in_blocks(inner, blocks)
+        masks = 2 ** max(design.parts(target)) - 1
         if masks <= min(self.evaluations, SMALL):
-            return masks
-        layout = self.design.layout(target, self.evaluations)
-        return min(self.rows, layout.rows) if isinstance(self.design, OPEN) else layout.rows
+            return design.exhaustive(), Layout(1, masks)
+        layout = design.layout(target, self.evaluations)
+        rows = min(self.rows, layout.rows) if isinstance(inner, OPEN) else layout.rows
+        return design, Layout(self.evaluations // rows, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,12 +258,12 @@ def choose(
         raise InputError("choices must be a list of texts or sequences, got a single one. Give two or more.")
     check_items(predictor, items)
     name = key(*sorted(item.key for item in items))
-    divided = _sizes(sizes, items, choices)
+    divided = sizes_of(sizes, items, choices)
     racing = race_coroutine(predictor, items, divided, race, seed=check_seed(seed), name=name)
     return run(racing, batching)
 
 
-def _sizes(sizes: Sizes, items: Sequence[Item], choices: Tokens) -> list[float]:
+def sizes_of(sizes: Sizes, items: Sequence[Item], choices: Tokens) -> list[float]:
     """What to divide the `nll` of every choice by."""
     if sizes is None:
         return [1.0] * len(items)
@@ -286,7 +290,8 @@ def race_coroutine(
         item.key: Runner.begin(predictor, item, places, race) for item, places in zip(items, columns, strict=True)
     }
     drawn = [runner.rows for runner in runners.values() if not runner.exact]
-    shared = Numbers(seed, name, max(item.target.numel() for item in items), max(drawn, default=1))
+    longest = max(int(runner.columns[-1]) + 1 for runner in runners.values())
+    shared = Numbers(seed, name, longest, max(drawn, default=1))
     most = race.evaluations // max(drawn) if drawn else 1
     field = Field.of([item.key for item in items], sizes, race)
     count, until = 0, min(FEWEST, most)
@@ -359,11 +364,13 @@ class Runner:
 
     @staticmethod
     def begin(predictor: Predictor, item: Item, columns: Int[Tensor, " target"], race: Race) -> "Runner":
-        rows = race.each(item.target.numel())
-        design = Enumerate() if rows == 2 ** item.target.numel() - 1 else race.design
-        layout = Layout(1 if isinstance(design, Enumerate) else race.evaluations // rows, rows)
-        batch = ItemBatch.of(predictor, [item])
-        sample = Sample.of([item], [item.key], batch, design, layout, control=race.control, seed=0)
+        blocks, target = blocks_of(predictor), item.target.numel()
+        design, layout = race.drawn(target, () if blocks is None else blocks.sizes(item.target))
+        if blocks is not None:  # they begin alike, and where they end alike their blocks do not
+            columns = torch.arange(key_count(design, target))
+        sample = Sample.of(
+            [item], [item.key], ItemBatch.of(predictor, [item]), design, layout, control=race.control, seed=0
+        )
         return Runner(columns, sample, torch.zeros(0, dtype=torch.float64))
 
     @property
@@ -374,7 +381,7 @@ class Runner:
     @property
     def exact(self) -> bool:
         """Whether a replicate holds all masks."""
-        return isinstance(self.sample.design, Enumerate)
+        return self.sample.design == self.sample.design.exhaustive()
 
     @property
     def impossible(self) -> bool:

@@ -25,6 +25,7 @@ from infodis.evaluate import Batching, Coroutine, ItemBatch, Observations, run_b
 from infodis.item import Item, Positions, Prompt, Tokens, check_items, read_items
 from infodis.predictor import Predictor
 from infodis.quantities.bounds import Bounds, Plan, bound_items
+from infodis.quantities.orders import block_sizes
 from infodis.result import Measured, sum_errors
 from infodis.rng import check_seed, stream, uniforms
 
@@ -98,7 +99,9 @@ class Consistency:
     """How far a predictor's conditionals are from those of one joint distribution, on some sequences.
 
     Circulations have the law of neighbours in a random reveal order: a size uniform on 2..m, a mask of that size and a
-    pair in it uniform. Standard errors are about these sequences: they come from the pairs and orders drawn.
+    pair in it uniform. Of a model of blocks, pairs and masks lie inside a block, whose size takes the place of m:
+    tokens of different blocks have one order. Standard errors are about these sequences: they come from the pairs and
+    orders drawn.
     """
 
     circulations: Circulations
@@ -246,7 +249,12 @@ def audit_items(
 ) -> Consistency:
     """The audit of items whose bounds are known. Of equal items one is looked at; a single position makes no pair."""
     check_pairs(items, pairs)
-    audited = list({item.key: item for item in items if item.target.numel() > 1}.values())
+    audited = list({item.key: item for item in items if max(block_sizes(predictor, item)) > 1}.values())
+    if not audited:
+        raise InputError(
+            "An audit needs pairs of positions that can be revealed in either order; no block of this model holds two "
+            "target tokens. An autoregressive model has one order only, and agrees with itself."
+        )
     largest = max(3 * pairs * item.target.numel() for item in audited)
     batching = Batching(Request(batch_size=batch_size).batch_size, together=max(1, WINDOW // min(CHUNK, largest)))
     coroutines = (circulation_coroutine(predictor, item, pairs, seed=seed) for item in audited)
@@ -269,18 +277,20 @@ def circulation_coroutine(
     """The coroutine that finds some circulations of one item, and the forward passes that they took."""
     batch, length = ItemBatch.of(predictor, [item]), item.target.numel()
     generator = stream(seed, item.key, "circulation")
-    pair, size, weight = _draw_pairs(item, pairs, generator=generator)
-    masked = _draw_masks(pair, size, length, generator=generator)
+    sizes = torch.tensor(block_sizes(predictor, item))
+    blocks = torch.arange(len(sizes)).repeat_interleave(sizes)
+    pair, size, weight = _draw_pairs(item, blocks, pairs, generator=generator)
+    masked = _draw_masks(pair, size, blocks, generator=generator)
     values, seen = [], Observations.none(1, length)
-    blocks = max(1, CHUNK // (3 * length))
-    for mask, (left, right) in zip(masked.split(blocks), (p.unbind(1) for p in pair.split(blocks)), strict=True):
+    some = max(1, CHUNK // (3 * length))
+    for mask, (left, right) in zip(masked.split(some), (p.unbind(1) for p in pair.split(some)), strict=True):
         rows = torch.stack([mask, _without(mask, left), _without(mask, right)], dim=1)
         old = seen.masked.shape[1]
         seen = yield from seen.extend(batch, rows.flatten(0, 1).unsqueeze(0))
         values.append(circulation(seen.surprisal[0, old:].unflatten(0, (-1, 3)), left, right))
         seen = Observations(seen.masked[:, :0], seen.surprisal[:, :0], seen.cost)
     distance = (item.target[pair[:, 1]] - item.target[pair[:, 0]]).abs()
-    found = Circulations(distance, size, torch.full_like(size, length), torch.cat(values), weight)
+    found = Circulations(distance, size, sizes[blocks[pair[:, 0]]], torch.cat(values), weight)
     return found, int(seen.cost[0])
 
 
@@ -304,21 +314,26 @@ def circulation(
 
 
 def _draw_pairs(
-    item: Item, count: int, *, generator: torch.Generator
+    item: Item, blocks: Int[Tensor, " target"], count: int, *, generator: torch.Generator
 ) -> tuple[Int[Tensor, "pairs two"], Int[Tensor, " pairs"], Float64[Tensor, " pairs"]]:
-    """Pairs of places in the target and mask sizes, every cell of the table equally often; and their weights.
+    """Pairs of places in a block of the target and mask sizes, every cell of the table equally often; and weights.
 
     In a random reveal order pairs and sizes are uniform and independent. Here the bin of the distance and the bin of
     the share are uniform instead, so a weight is a product of two ratios.
     """
-    length = item.target.numel()
-    places = torch.combinations(torch.arange(length))
+    places = torch.combinations(torch.arange(len(blocks)))
+    places = places[blocks[places[:, 0]] == blocks[places[:, 1]]]
     columns = _distance_bin(item.target[places[:, 1]] - item.target[places[:, 0]])
-    sizes = torch.arange(2, length + 1)
-    lines = _share_bin(sizes, torch.full_like(sizes, length))
-    pair, pair_weight = _evenly(columns, count, generator=generator)
-    size, size_weight = _evenly(lines, count, generator=generator)
-    return places[pair], sizes[size], pair_weight * size_weight
+    chosen, weight = _evenly(columns, count, generator=generator)
+    pair = places[chosen]
+    length = torch.bincount(blocks)[blocks[pair[:, 0]]]
+    size = torch.zeros_like(length)
+    for its in length.unique().tolist():
+        here, sizes = length == its, torch.arange(2, its + 1)
+        drawn, ratio = _evenly(_share_bin(sizes, torch.full_like(sizes, its)), int(here.sum()), generator=generator)
+        size[here] = sizes[drawn]
+        weight[here] *= ratio
+    return pair, size, weight
 
 
 def _evenly(
@@ -334,11 +349,15 @@ def _evenly(
 
 
 def _draw_masks(
-    pair: Int[Tensor, "pairs two"], size: Int[Tensor, " pairs"], length: int, *, generator: torch.Generator
+    pair: Int[Tensor, "pairs two"],
+    size: Int[Tensor, " pairs"],
+    blocks: Int[Tensor, " target"],
+    *,
+    generator: torch.Generator,
 ) -> Bool[Tensor, "pairs target"]:
-    """Uniform masks of given sizes that hold given pairs."""
-    keys = uniforms(len(pair), length, generator=generator).scatter(1, pair, -1.0)
-    return ranks(keys) < size.unsqueeze(1)
+    """Uniform masks of given sizes, each within the block of a given pair, which it holds."""
+    keys = uniforms(len(pair), len(blocks), generator=generator).scatter(1, pair, -1.0)
+    return ranks(keys.where(blocks == blocks[pair[:, :1]], math.inf)) < size.unsqueeze(1)
 
 
 def span_of(low: int, high: int) -> str:

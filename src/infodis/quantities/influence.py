@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from infodis.auto import Auto
-from infodis.control import Control, Neighbours
+from infodis.blocks import check_sees_all
+from infodis.control import Control, Surrogate
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request
@@ -53,7 +54,7 @@ def mutual_information(
     evaluations: int | None = None,
     standard_error: float | None = None,
     design: MaskDesign = Auto(),
-    control: Control | None = Neighbours(),
+    control: Control | None = Surrogate(),
     coupled: bool = True,
     seed: SupportsIndex = 0,
     batch_size: int | None = None,
@@ -75,6 +76,7 @@ def mutual_information(
     >>> mutual_information(coin, [0, 1, 1, 0], a=[0, 1], b=[2], given=[3]).value
     0.0
     """
+    check_sees_all(predictor, "Mutual information of spans")
     sequence = as_sequence(tokens)
     first, second, known = (
         as_positions(part, length=sequence.numel(), name=name) for part, name in ((a, "a"), (b, "b"), (given, "given"))
@@ -185,6 +187,7 @@ def influence(
     >>> abs(found.information.value - gained) < 1e-9
     True
     """
+    check_sees_all(predictor, "The influence of a context")
     request = Request(evaluations=evaluations, batch_size=batch_size)
     rows = DEFAULT_EVALUATIONS if request.evaluations is None else request.evaluations
     number = check_seed(seed)

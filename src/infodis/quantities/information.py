@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from infodis.blocks import check_sees_all
 from infodis.design import LONGEST_ENUMERATION, Enumerate, Layout, MaskDesign, Tiled, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request
@@ -248,6 +249,7 @@ def profile(
     >>> [round(float(nats), 3) for nats in found.curve([0.0, 0.5, 1.0]).value]
     [1.429, 0.702, 0.0]
     """
+    check_sees_all(predictor, "An information profile")
     request = Request(evaluations=evaluations, batch_size=batch_size)
     rows = DEFAULT_EVALUATIONS if request.evaluations is None else request.evaluations
     number = check_seed(seed)

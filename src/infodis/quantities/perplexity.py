@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infodis import notebook
 from infodis.auto import Auto
-from infodis.control import Control, Neighbours
+from infodis.control import Control, Surrogate
 from infodis.design import MaskDesign
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
@@ -133,7 +133,7 @@ def perplexity(
     limit: int | None = None,
     evaluations: int = 32,
     design: MaskDesign = Auto(),
-    control: Control | None = Neighbours(),
+    control: Control | None = Surrogate(),
     seed: int = 0,
     batch_size: int | None = None,
     around: tuple[Sequence[int], Sequence[int]] | None = None,

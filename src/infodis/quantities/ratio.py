@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from infodis.auto import Auto
-from infodis.control import Control, Neighbours
+from infodis.control import Control, Surrogate
 from infodis.design import MaskDesign
 from infodis.errors import InputError
 from infodis.estimate import Combination, Combined, Request, Term, estimate_combinations
@@ -116,7 +116,7 @@ def log_ratio(
     evaluations: int | None = None,
     standard_error: float | None = None,
     design: MaskDesign = Auto(),
-    control: Control | None = Neighbours(),
+    control: Control | None = Surrogate(),
     coupled: bool = True,
     seed: SupportsIndex = 0,
     batch_size: int | None = None,
