@@ -10,7 +10,6 @@ import torch
 import infodis
 from infodis.design import Enumerate
 from infodis.errors import InputError
-from infodis.models.nets import RADD, NetworkShape, initialise
 from infodis.noise.schedule import SCHEDULES, Cosine, Geometric, LogLinear
 from infodis.oracle import MarkovChain
 from infodis.predictor import from_function
@@ -20,7 +19,6 @@ from infodis.train.losses import (
     LAMBDA_DCE,
     FlatDCE,
     ScoreEntropy,
-    Taught,
     TimeDCE,
     add_noise,
     loss_named,
@@ -229,69 +227,6 @@ def test_flat_loss_masks_no_more_than_its_share_and_counts_tokens_alike():
     assert weight.unique().tolist() == pytest.approx([0.0, 2 / 0.3])
     with pytest.raises(InputError):
         FlatDCE(0.0)
-
-
-def pupil() -> RADD:
-    network = RADD(3, NetworkShape(width=16, blocks=1, heads=2))
-    initialise(network, generator=stream(0, "weights"))
-    torch.nn.init.normal_(network.last_layer().weight, generator=stream(1, "weights"))
-    return network.double()
-
-
-def test_taught_loss_is_the_mean_over_all_that_the_tokens_might_have_been():
-    """Against enumeration: the untaught loss of every completion, weighted by what the teacher says of its tokens."""
-    network, masked = pupil(), torch.tensor([[False, True, False, True]])
-    weight = torch.full((1, 4), 1.7, dtype=torch.float64)
-    said = CHAIN.log_conditionals(torch.where(masked, 3, X))[masked].exp()
-    mean = torch.zeros((), dtype=torch.float64)
-    for place in (1, 3):
-        only = masked & (torch.arange(4) == place)
-        for letter in range(3):
-            row = X.clone()
-            row[0, place] = letter
-            cost = (weight * only * network.surprisal(row, masked)).sum()
-            mean = mean + said[int(place == 3), letter] * cost
-    found = Taught(K_DCE, CHAIN).value(network, X, (masked, weight, said)).squeeze()
-    torch.testing.assert_close(found, mean, rtol=1e-6, atol=0)
-    gradient, wanted = (torch.autograd.grad(one, network.last_layer().weight)[0] for one in (found, mean))
-    torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-9)
-
-
-def test_taught_loss_has_the_same_mean_and_less_noise():
-    """z within 4.5 (7 in a million by chance): tokens drawn from the teacher, the same masks; the noise of tokens gone.
-
-    A teacher of other data is a negative control: its loss has another mean.
-    """
-    network, rows = pupil(), CHAIN.sample(4000, length=4, generator=stream(2, "rows"))
-    with torch.no_grad():
-        plain = K_DCE(network, rows, generator=stream(3)).double()
-        taught = Taught(K_DCE, CHAIN)(network, rows, generator=stream(3)).double()
-        other = MarkovChain.random(order=1, vocab_size=3, temperature=0.3, seed=9)
-        misled = Taught(K_DCE, other)(network, rows, generator=stream(3)).double()
-
-    def z(difference):
-        return float(difference.mean()) / (float(difference.std()) / math.sqrt(len(difference)))
-
-    assert abs(z(taught - plain)) < 4.5
-    assert abs(z(misled - plain)) > 6
-    assert float(taught.var()) < 0.8 * float(plain.var())
-
-
-def test_what_a_teacher_excludes_costs_nothing_even_if_the_pupil_excludes_it():
-    network = pupil()
-    masked = torch.tensor([[False, True, False, False]])
-    with torch.no_grad():
-        network.last_layer().bias[2] = -torch.inf
-    certain = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
-    found = network.cross_entropy(X, masked, certain)
-    assert found.isfinite().all()
-    found.sum().backward()
-    assert network.last_layer().weight.grad.isfinite().all()
-
-
-def test_a_teacher_of_other_tokens_is_refused():
-    with pytest.raises(InputError, match="it has 3, the pupil 5"):
-        Taught(K_DCE, CHAIN).draw(X, vocab_size=5, generator=stream(0))
 
 
 def test_strata_hold_one_number_each():

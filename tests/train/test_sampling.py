@@ -10,25 +10,25 @@ from scipy.stats import chisquare
 from infodis.errors import InputError, PredictorError
 from infodis.oracle import Independent, MarkovChain, Table
 from infodis.predictor import Counting
-from infodis.sampling import (
-    Ancestral,
+from infodis.reveal import (
+    AboveThreshold,
     InBlocks,
+    LargestMargin,
+    LeftToRight,
+    LowestEntropy,
     MostConfident,
-    OneByOne,
-    ReverseStep,
-    categorical,
-    sample,
-    sample_uniform,
-    sampler_named,
+    RandomOrder,
+    RightToLeft,
 )
+from infodis.sampling import Ancestral, ReverseStep, categorical, sample, sample_uniform, sampler_named
 
 DNA = Table.dna(seed=0)
 CHAIN = MarkovChain.random(order=2, vocab_size=3, temperature=0.3)
 
 
-def p_value_on_dna(sampler, rows=6000):
+def p_value_on_dna(rule, rows=6000):
     """Of the hypothesis that samples follow Table.dna; 0 if something outside its support was drawn."""
-    drawn = sample(DNA, torch.full((rows, 8), DNA.mask_token), sampler=sampler, batch_size=2000)
+    drawn = sample(DNA, torch.full((rows, 8), DNA.mask_token), rule=rule, batch_size=2000)
     code = (drawn * 4 ** torch.arange(8)).sum(-1)
     known = (DNA.sequences * 4 ** torch.arange(8)).sum(-1)
     counts = (code.unsqueeze(-1) == known).sum(0)
@@ -39,10 +39,16 @@ def p_value_on_dna(sampler, rows=6000):
 
 
 @pytest.mark.parametrize(
-    "sampler", [OneByOne(), MostConfident(), InBlocks(OneByOne(), 3), InBlocks(MostConfident(), 4)], ids=repr
+    "rule",
+    [
+        *(RandomOrder(), MostConfident(), LowestEntropy(), LargestMargin(), RightToLeft(), AboveThreshold(1.0)),
+        *(InBlocks(RandomOrder(), 3), InBlocks(MostConfident(), 4), InBlocks(LeftToRight(), 3, "response")),
+    ],
+    ids=repr,
 )
-def test_one_at_a_time_follows_the_exact_distribution(sampler):
-    assert p_value_on_dna(sampler) > 1e-4
+def test_one_at_a_time_follows_the_exact_distribution(rule):
+    """A threshold of 1 reveals at once only what is certain."""
+    assert p_value_on_dna(rule) > 1e-4
 
 
 def test_all_at_once_does_not():
@@ -52,7 +58,7 @@ def test_all_at_once_does_not():
 
 def test_ancestral_sampling_of_independent_tokens_is_exact():
     coin = Independent(torch.tensor([0.2, 0.3, 0.5]))
-    drawn = sample(coin, torch.full((500, 20), coin.mask_token), sampler=Ancestral(5))
+    drawn = sample(coin, torch.full((500, 20), coin.mask_token), rule=Ancestral(5))
     counts = torch.bincount(drawn.flatten(), minlength=3)
     assert chisquare(counts.numpy(), 10_000 * torch.tensor([0.2, 0.3, 0.5]).numpy()).pvalue > 1e-4
 
@@ -72,13 +78,13 @@ def test_ancestral_sampling_takes_its_steps():
     """
     coin = Independent(torch.tensor([0.2, 0.3, 0.5]))
     counted = Recording(coin)
-    sample(counted, torch.full((4, 3000), coin.mask_token), sampler=Ancestral(7))
+    sample(counted, torch.full((4, 3000), coin.mask_token), rule=Ancestral(7))
     assert counted.calls == 7
     for step, left in enumerate(counted.left):
         share = 1 - step / 7
         assert abs(left - 12_000 * share) <= 4.5 * math.sqrt(12_000 * share * (1 - share)), (step, left)
     counted = Counting(CHAIN)
-    sample(counted, torch.full((1, 12), CHAIN.mask_token), sampler=MostConfident(4))
+    sample(counted, torch.full((1, 12), CHAIN.mask_token), rule=MostConfident(4))
     assert counted.calls == 3
 
 
@@ -88,7 +94,7 @@ def test_more_ancestral_steps_come_nearer_to_the_exact_distribution():
     exact = torch.tensor([CHAIN.log_prob(row) for row in ways], dtype=torch.float64).exp()
 
     def distance(steps):
-        drawn = sample(CHAIN, torch.full((2000, 4), CHAIN.mask_token), sampler=Ancestral(steps), batch_size=2000)
+        drawn = sample(CHAIN, torch.full((2000, 4), CHAIN.mask_token), rule=Ancestral(steps), batch_size=2000)
         share = (drawn.unsqueeze(1) == ways).all(-1).double().mean(0)
         return float((share - exact).abs().sum()) / 2
 
@@ -110,18 +116,18 @@ def test_infilling_follows_the_exact_conditional():
 def test_a_row_does_not_depend_on_its_batch():
     start = torch.full((7, 9), CHAIN.mask_token)
     start[0, :5] = 1  # a row that is done early in some blocks must not hurry or delay the others
-    for sampler in (OneByOne(), Ancestral(4), MostConfident(2), InBlocks(Ancestral(3), 4), InBlocks(OneByOne(), 4)):
-        one = sample(CHAIN, start, sampler=sampler, seed=3, batch_size=7)
-        two = sample(CHAIN, start, sampler=sampler, seed=3, batch_size=2)
+    rules = (RandomOrder(), Ancestral(4), MostConfident(2), AboveThreshold(0.5), InBlocks(Ancestral(3), 4))
+    for rule in (*rules, InBlocks(RandomOrder(), 4)):
+        one = sample(CHAIN, start, rule=rule, seed=3, batch_size=7)
+        two = sample(CHAIN, start, rule=rule, seed=3, batch_size=2)
         assert torch.equal(one, two)
-        assert not torch.equal(one, sample(CHAIN, start, sampler=sampler, seed=4))
+        assert not torch.equal(one, sample(CHAIN, start, rule=rule, seed=4))
 
 
 def test_greedy_takes_the_likeliest():
     coin = Independent(torch.tensor([0.2, 0.5, 0.3]))
-    assert (sample(coin, torch.full((3, 5), coin.mask_token), sampler=OneByOne(greedy=True)) == 1).all()
-    blocks = InBlocks(InBlocks(OneByOne(), 2), 4, greedy=True)
-    assert (sample(coin, torch.full((3, 5), coin.mask_token), sampler=blocks) == 1).all()
+    for rule in (RandomOrder(), InBlocks(InBlocks(RandomOrder(), 2), 4)):
+        assert (sample(coin, torch.full((3, 5), coin.mask_token), rule=rule, greedy=True) == 1).all()
 
 
 def test_categorical_never_draws_the_impossible():
@@ -183,20 +189,25 @@ def test_bad_input_is_told():
         sample(CHAIN, torch.tensor([[0, 9]]))
     with pytest.raises(InputError, match="rows x length"):
         sample(CHAIN, torch.tensor([0, 1]))
-    with pytest.raises(InputError, match="one-by-one, ancestral, confident"):
+    with pytest.raises(InputError, match=r"random, most-confident, .*ancestral"):
         sampler_named("gibbs")
     for make in (
         lambda: Ancestral(0),
         lambda: MostConfident(0),
         lambda: InBlocks(size=0),
         lambda: ReverseStep(steps=0),
+        lambda: AboveThreshold(0.0),
+        lambda: AboveThreshold(1.1),
+        lambda: sampler_named("most-confident=1.5"),
+        lambda: sampler_named("most-confident=2:"),
+        lambda: sampler_named("above-threshold", steps=3, tokens=9),
     ):
         with pytest.raises(InputError):
             make()
-    assert sampler_named("confident:16", at_once=2) == InBlocks(MostConfident(2), 16)
-    for name, options in (("confident", {"steps": 3}), ("one-by-one", {"at_once": 2})):
-        with pytest.raises(InputError, match="not for"):
-            sampler_named(name, **options)
+    assert sampler_named("most-confident=2:16") == InBlocks(MostConfident(2), 16)
+    assert sampler_named("above-threshold=1") == AboveThreshold(1.0)
+    assert sampler_named("ancestral", steps=3) == Ancestral(3)
+    assert sampler_named("random:4", steps=3, tokens=10) == InBlocks(RandomOrder(4), 4)
 
 
 def test_nothing_to_fill_is_nothing_to_do():

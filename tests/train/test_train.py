@@ -23,9 +23,8 @@ from infodis.models import checkpoint
 from infodis.models.files import locate
 from infodis.models.loading import load
 from infodis.models.nets import RADD, NetworkShape, initialise
-from infodis.oracle import MarkovChain
 from infodis.rng import stream
-from infodis.train import TrainingError, read_config, train
+from infodis.train import TrainingError
 from infodis.train import losses as loss
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig
 from infodis.train.loop import LOCK, _check_shares
@@ -175,7 +174,7 @@ def test_two_processes_go_through_the_same_losses(tmp_path):
 
 
 def test_passes_are_shared_equally():
-    config = Config(ModelConfig(size="tiny"), DataConfig("a", "b", "dna"), OptimConfig(batch=12))
+    config = Config(ModelConfig(size="tiny"), DataConfig(train="a", valid="b", tokenizer="dna"), OptimConfig(batch=12))
     with pytest.raises(InputError, match=r"cannot be shared equally by 2 processes\. Set optim.micro_batch to 6"):
         _check_shares(config, 2)
     with pytest.raises(InputError, match="must be a multiple of the 5 processes, got 12"):
@@ -195,7 +194,17 @@ def test_one_run_at_a_time_in_a_directory(tmp_path):
 def test_commands_sample_and_score_with_a_run(tmp_path):
     path = prepare(tmp_path, steps=4)
     run(path, tmp_path / "run")
-    asked = ["sample", "--model", str(tmp_path / "run"), "--template", "AC____GT", "-n", "3", "--sampler", "confident"]
+    asked = [
+        "sample",
+        "--model",
+        str(tmp_path / "run"),
+        "--template",
+        "AC____GT",
+        "-n",
+        "3",
+        "--sampler",
+        "most-confident",
+    ]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     rows = result.stdout.split()
@@ -214,8 +223,8 @@ def test_commands_sample_and_score_with_a_run(tmp_path):
         (["--template", ""], "--template is empty"),
         (["--template", "AC__", "--gap", "__"], "--gap is one character"),
         (["--template", "XY_"], "the text holds 'X'"),
-        (["--steps", "3"], "for the ancestral sampler"),
-        (["--sampler", "tweedie"], "one-by-one, ancestral, confident"),
+        (["--steps", "3", "--sampler", "above-threshold"], "decides by itself"),
+        (["--sampler", "tweedie"], "left-to-right, right-to-left, random"),
         (["--tokenizer", "text8"], "has a tokenizer of its own"),
         (["--device", "gpu"], "device 'gpu' cannot be used"),
         (["--temperature", "0"], "temperature must be positive"),
@@ -265,8 +274,8 @@ def test_score_networks_train_and_sample(tmp_path, noise):
     assert done.exit_code == 0, done.exception
     assert all(row.startswith("AC") and row.endswith("GT") and len(row) == 8 for row in done.stdout.split())
     if noise == "uniform":
-        with pytest.raises(InputError, match="score network for uniform noise"):
-            load(tmp_path / "run")
+        held_out = CHAIN.sample(4, length=12, generator=stream(1, "held out"))
+        assert {one.quantity for one in infodis.score(load(tmp_path / "run"), held_out, evaluations=16)} == {"dse_nll"}
         assert isinstance(CliRunner().invoke(app, [*asked, "--greedy"]).exception, InputError)
     else:
         model = load(tmp_path / "run")
@@ -374,30 +383,6 @@ def test_a_second_stage_starts_where_the_first_ended(tmp_path):
     second.write_text(second.read_text().replace('tokenizer = "dna"', 'tokenizer = "characters:GTCA"'))
     with pytest.raises(InputError, match="another tokenizer"):
         run(second, tmp_path / "third")
-
-
-def test_a_teacher_takes_the_place_of_the_letters(tmp_path):
-    """After as many steps, what was learned from the data's own chain is nearer to it; another chain leads astray."""
-    path = prepare(tmp_path, loss="flat-dce", steps=60)
-    rows = CHAIN.sample(200, length=12, generator=stream(1, "held out"))
-    rows = torch.where(torch.rand(rows.shape, generator=stream(2, "hidden")) < 0.3, 4, rows)
-    true = CHAIN.log_conditionals(rows)[rows == 4]
-    distance = {}
-    other = MarkovChain.random(order=1, vocab_size=4, temperature=0.2, seed=99)
-    for name, teacher in {"letters": None, "taught": CHAIN, "misled": other}.items():
-        out = tmp_path / name
-        train(read_config(path), out, base=tmp_path, resume=False, reporter=Silent(), teacher=teacher)
-        found = load(out).log_conditionals(rows)[rows == 4].double()
-        distance[name] = float((true.exp() * (true - found)).sum(-1).mean())
-    assert distance["taught"] < distance["letters"] < distance["misled"]
-    said = [checkpoint.read_spec(locate(tmp_path / name)).about.get("teacher") for name in ("letters", "taught")]
-    assert said == [None, "MarkovChain"]
-
-
-def test_score_networks_have_no_teacher(tmp_path):
-    path = prepare(tmp_path, network="sedd", loss="t-dse", steps=2)
-    with pytest.raises(InputError, match="needs a cross-entropy, not 't-dse'"):
-        train(read_config(path), tmp_path / "run", base=tmp_path, resume=False, reporter=Silent(), teacher=CHAIN)
 
 
 def test_command_line_tells_mistakes_in_one_line(tmp_path):

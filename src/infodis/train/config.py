@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import operator
 import sys
 import types
 import typing
@@ -17,6 +18,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+DPO = "dpo"
+"""The loss that is not about text but about pairs of texts, one of which is preferred."""
 
 
 def _demand(holds: bool, message: str) -> None:
@@ -40,14 +45,29 @@ class ModelConfig:
     """Learn a vector for every position of a window, besides the rotary ones: for rows of fixed length (radd only)."""
     feed: int = 4
     """How many times wider feed-forward layers are between their two halves."""
+    block_size: int = 0
+    """Tokens of a block of block diffusion (radd only): each block is learned given the clean ones before it. 1 is a
+    causal network, 0 is neither."""
     start: str | None = None
     """A checkpoint or run to begin with, instead of random weights. The same network and tokenizer."""
+    reference: str | None = None
+    """Of dpo: a checkpoint, a run or a model that ships. What the policy begins as, and what it is compared with."""
 
     def __post_init__(self) -> None:
         _demand(self.length >= 1, f"model.length must be at least 1, got {self.length}.")
         _demand(not (self.network == "radd" and self.noise == "uniform"), "RADD knows absorbing noise only; use sedd.")
         _demand(not (self.network == "sedd" and self.positions), "model.positions is an option of radd.")
-        self.shape  # noqa: B018 - a wrong shape is reported when the file is read
+        _demand(not (self.network == "sedd" and self.block_size), "model.block_size is an option of radd.")
+        _demand(self.block_size >= 0, f"model.block_size must not be negative, got {self.block_size}.")
+        _demand(
+            not self.block_size or self.length % self.block_size == 0,
+            f"model.length must be a multiple of model.block_size = {self.block_size}, got {self.length}.",
+        )
+        if self.reference is None:
+            self.shape  # noqa: B018 - a wrong shape is reported when the file is read
+        else:
+            sized = [name for name in ("size", "width", "blocks", "heads") if getattr(self, name) is not None]
+            _demand(not sized, f"The network is that of model.reference; leave out model.{', model.'.join(sized)}.")
 
     @property
     def shape(self) -> NetworkShape:
@@ -64,6 +84,7 @@ class ModelConfig:
             dropout=shape.dropout if self.dropout is None else self.dropout,
             positions=self.length if self.positions else 0,
             feed=self.feed,
+            block_size=self.block_size,
         )
 
 
@@ -71,9 +92,11 @@ class ModelConfig:
 class DataConfig:
     """Where tokens come from. Paths are relative to the configuration file."""
 
-    train: str
-    valid: str
-    tokenizer: str
+    train: str | None = None
+    valid: str | None = None
+    tokenizer: str | None = None
+    pairs: str | None = None
+    """Of dpo, instead of `train`: JSONL rows with `chosen`, `rejected` and, if there is one, their `prompt`."""
     field: str = "text"
     """Of JSONL rows."""
     aligned: bool = False
@@ -89,11 +112,15 @@ class OptimConfig:
     """Of losses that draw a time (t-dce, t-dse); log-linear unless given."""
     top_level: float = 1.0
     """The largest share of a sequence that flat-dce masks."""
+    draws: int = 4
+    """Of dpo: forward passes for the log-likelihood of a sequence."""
+    beta: float = 0.1
+    """Of dpo: how dearly moving away from the reference is paid for."""
     steps: int = 10_000
     batch: int = 32
-    """Sequences per step, over all devices."""
+    """Sequences per step, over all devices; pairs of them in the case of dpo."""
     micro_batch: int | None = None
-    """Sequences per forward pass; the gradients of batch / micro_batch passes are added up."""
+    """Sequences (pairs) per forward pass; the gradients of batch / micro_batch passes are added up."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Muon moves the matrices inside blocks, AdamW the rest."""
     learning_rate: float = 1e-3
@@ -109,17 +136,22 @@ class OptimConfig:
     """Decay of the averaged weights, which are the ones that are validated and shipped."""
 
     def __post_init__(self) -> None:
-        _demand(self.loss in LOSSES, f"optim.loss is one of {', '.join(LOSSES)}; got {self.loss!r}.")
+        known = (*LOSSES, DPO)
+        _demand(self.loss in known, f"optim.loss is one of {', '.join(known)}; got {self.loss!r}.")
         if self.schedule is not None:
-            known = ", ".join(SCHEDULES)
-            _demand(self.schedule in SCHEDULES, f"optim.schedule is one of {known}; got {self.schedule!r}.")
+            names = ", ".join(SCHEDULES)
+            _demand(self.schedule in SCHEDULES, f"optim.schedule is one of {names}; got {self.schedule!r}.")
             timed = self.loss in ("t-dce", "t-dse")
             _demand(timed, f"optim.schedule is an option of t-dce and t-dse; optim.loss is {self.loss!r}.")
-        for name in ("steps", "batch", "learning_rate", "clip"):
+        for name in ("steps", "batch", "learning_rate", "clip", "draws", "beta"):
             _demand(getattr(self, name) > 0, f"optim.{name} must be positive, got {getattr(self, name)}.")
         _demand(
             self.top_level == 1 or self.loss == "flat-dce",
             f"optim.top_level is an option of flat-dce; optim.loss is {self.loss!r}.",
+        )
+        _demand(
+            self.loss == DPO or (self.draws, self.beta) == (4, 0.1),
+            f"optim.draws and optim.beta are options of dpo; optim.loss is {self.loss!r}.",
         )
         for name in ("ema", "beta1", "beta2"):
             _demand(0 <= getattr(self, name) < 1, f"optim.{name} must be in [0, 1), got {getattr(self, name)}.")
@@ -167,9 +199,27 @@ class Config:
     run: RunConfig = RunConfig()
 
     def __post_init__(self) -> None:
+        if self.optim.loss == DPO:
+            self._check_preferences()
+        else:
+            self._check_pretraining()
+
+    def _check_given(self, *names: str) -> None:
+        missing = [name for name in names if operator.attrgetter(name)(self) is None]
+        _demand(not missing, f"{', '.join(missing)} must be given; optim.loss is {self.optim.loss!r}.")
+
+    def _check_pretraining(self) -> None:
+        self._check_given("data.train", "data.valid", "data.tokenizer")
+        for name, value in (("model.reference", self.model.reference), ("data.pairs", self.data.pairs)):
+            _demand(value is None, f"{name} is an option of dpo; optim.loss is {self.optim.loss!r}.")
         needed = "t-dse" if self.model.network == "sedd" else "a cross-entropy (k-dce, lambda-dce, t-dce, flat-dce)"
         fits = (self.optim.loss == "t-dse") == (self.model.network == "sedd")
         _demand(fits, f"A {self.model.network} network trains with {needed}; optim.loss is {self.optim.loss!r}.")
+
+    def _check_preferences(self) -> None:
+        self._check_given("model.reference", "data.pairs", "data.valid")
+        _demand(self.data.train is None, "optim.loss is 'dpo', which reads data.pairs. Leave data.train out.")
+        _demand(not self.run.compile, "run.compile must be false where optim.loss is 'dpo'.")
 
 
 def read_config(path: Path) -> Config:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from infodis.train.records import Progress, Reporter, Validation
+from infodis.train.records import PreferenceProgress, PreferenceValidation, Progress, Reporter, Validation
 
 
 @contextlib.contextmanager
@@ -29,14 +29,24 @@ def console_reporter(console: Console) -> Iterator[Reporter]:
 
 
 def _numbers(report: Progress) -> str:
-    bits = report.nats / math.log(2)
-    return f"loss {bits:.4f} bits/token, {report.tokens_per_second:,.0f} tokens/s"
+    speed = f"{report.tokens_per_second:,.0f} tokens/s"
+    if isinstance(report, PreferenceProgress):
+        return f"loss {report.nats:.4f}, {_preferences(report)}, {speed}"
+    return f"loss {report.nats / math.log(2):.4f} bits/token, {speed}"
 
 
-def _validated(report: Validation) -> str:
+def _preferences(report: PreferenceProgress | PreferenceValidation) -> str:
+    log_p = f"log p chosen {report.chosen_log_p:.2f}, rejected {report.rejected_log_p:.2f}"
+    return f"margin {report.margin:+.3f}, accuracy {report.accuracy:.3f}, {log_p}"
+
+
+def _validated(report: Validation | PreferenceValidation) -> str:
     note = " (best)" if report.best else ""
-    value = f"{report.bits_per_token:.4f} ± {report.standard_error:.4f} bits/token"
-    return f"step {report.step}: validation {report.quantity} {value}{note}"
+    if isinstance(report, PreferenceValidation):
+        value = f"dpo {report.loss:.4f} ± {report.standard_error:.4f}, {_preferences(report)}"
+    else:
+        value = f"{report.quantity} {report.bits_per_token:.4f} ± {report.standard_error:.4f} bits/token"
+    return f"step {report.step}: validation {value}{note}"
 
 
 class _LineReporter:
@@ -47,7 +57,7 @@ class _LineReporter:
         left = (report.steps - report.step) * report.seconds_per_step
         self.message(f"step {report.step}/{report.steps}: {_numbers(report)}, {_duration(left)} left")
 
-    def validation(self, report: Validation) -> None:
+    def validation(self, report: Validation | PreferenceValidation) -> None:
         self.message(_validated(report))
 
     def message(self, text: str) -> None:

@@ -12,36 +12,23 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infodis import __version__, rng
-from infodis.control import Neighbours
-from infodis.design import Tiled
 from infodis.errors import InfodisError, InputError
-from infodis.estimate import Request, estimate_items
 from infodis.files import atomic_directory, atomic_text, check_apart, locked, remove_unfinished
-from infodis.item import Item
 from infodis.models import checkpoint
-from infodis.models.adapters import LoadedModel
-from infodis.models.checkpoint import Spec
 from infodis.models.files import POINTER, locate, read_pointer
-from infodis.models.model import Model
-from infodis.models.nets import initialise
-from infodis.models.nets.network import Network
-from infodis.models.tokenizers import tokenizer_named
-from infodis.noise.schedule import SCHEDULES
-from infodis.predictor import Predictor
-from infodis.result import standard_error
-from infodis.train import losses as loss
-from infodis.train.config import Config
+from infodis.train.config import DPO, Config
 from infodis.train.devices import Devices
 from infodis.train.optimizers import REMEMBERED, learning_rate, make_optimizers
-from infodis.train.records import BOARD, METRICS, MetricsFile, Progress, Reporter, Validation
-from infodis.train.token_files import TokenFile, open_tokens
+from infodis.train.preferences import Preferences
+from infodis.train.records import BOARD, METRICS, MetricsFile, PreferenceValidation, Reporter, Validation
+from infodis.train.tasks import Pretraining, TrainingTask
 
 SETTINGS, STATE, DATA, LOCK = "settings.json", "training.safetensors", "data", ".infodis-train.lock"
 CHECKPOINTS = "step-" + 8 * "[0-9]"
@@ -53,13 +40,8 @@ class TrainingError(InfodisError):
     """Training cannot go on; the last good checkpoint is kept."""
 
 
-def train(
-    config: Config, out: Path, *, base: Path, resume: bool, reporter: Reporter, teacher: Predictor | None = None
-) -> Path:
-    """Train, writing checkpoints and metrics to `out`; the directory of the best checkpoint.
-
-    With a teacher, what it says about masked tokens is learned, instead of the tokens themselves.
-    """
+def train(config: Config, out: Path, *, base: Path, resume: bool, reporter: Reporter) -> Path:
+    """Train, writing checkpoints and metrics to `out`; the directory of the best checkpoint."""
     devices = Devices(config.run.device)
     with contextlib.ExitStack() as stack:
         stack.callback(devices.close)
@@ -68,56 +50,32 @@ def train(
             stack.enter_context(locked(out, name=LOCK, writes=NAMES))
             for place in (out, out / DATA):
                 remove_unfinished(place)
-        return _Run(config, out, base, devices, reporter, teacher, resume=resume).go()
-
-
-class _Objective(nn.Module):
-    """Network and loss as one module, so that everything happens in its forward pass (and can be wrapped)."""
-
-    def __init__(self, network: nn.Module, function: loss.Loss) -> None:
-        super().__init__()
-        self.network, self.function = network, function
-
-    def forward(self, tokens: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
-        return self.function.value(self.network, tokens, noise).mean() / tokens.shape[1]
+        return _Run(config, out, base, devices, reporter, resume=resume).go()
 
 
 class _Run:
     def __init__(
-        self,
-        config: Config,
-        out: Path,
-        base: Path,
-        devices: Devices,
-        reporter: Reporter,
-        teacher: Predictor | None,
-        *,
-        resume: bool,
+        self, config: Config, out: Path, base: Path, devices: Devices, reporter: Reporter, *, resume: bool
     ) -> None:
-        self.config, self.out, self.base, self.devices, self.reporter = config, out, base, devices, reporter
+        self.config, self.out, self.devices, self.reporter = config, out, devices, reporter
         self.pointer = _pointer(out, resume=resume)
-        model = config.model
         _check_shares(config, devices.count)
-        tokenizer = tokenizer_named(config.data.tokenizer, base=base)
-        self.spec = Spec(
-            model.network, tokenizer.vocab_size, model.shape, model.length, model.noise, tokenizer=tokenizer
-        )
         with devices.first_goes_first():
-            self.train_tokens, self.valid_tokens = (self._open(base / name, part) for name, part in self._files())
-        self.loss = _loss_of(config, teacher)
+            self.task = _task(config, base, out, devices.device)
+        self.spec = self.task.spec
         self.network = self.spec.build()
-        initialise(self.network, generator=rng.stream(config.run.seed, "weights"))
-        if model.start is not None and self.pointer is None:
-            self._start(base / model.start)
+        self.task.initialise(self.network)
+        if config.model.start is not None and self.pointer is None:
+            self._start(base / config.model.start)
         self.network.to(devices.device)
         self.average = {name: value.detach().clone() for name, value in self.network.state_dict().items()}
         self.optimizers = make_optimizers(self.network, config.optim)
-        objective = devices.wrap(_Objective(self.network, self.loss))
+        objective = devices.wrap(self.task.objective(self.network))
         if config.run.compile:
             objective.compile()
         self.objective = objective
         self.step = 0
-        self.since_report = (0.0, 0)  # the sum of losses, and how many
+        self.since_report = (torch.zeros(self.task.measures, dtype=torch.float64), 0)  # sums, and of how many steps
         self.best = _Best(math.inf, step=0)
         self.named: dict[str, str] = {}
 
@@ -132,38 +90,34 @@ class _Run:
         path = directory / checkpoint.WEIGHTS
         checkpoint.set_weights(self.network, [(path, checkpoint.read_weights(path))], assign=False)
 
-    def _files(self) -> list[tuple[str, str]]:
-        return [(self.config.data.train, "train"), (self.config.data.valid, "valid")]
-
-    def _open(self, source: Path, part: str) -> TokenFile:
-        cache = self.out / DATA / f"{part}.tokens"
-        tokenizer = self.spec.tokenizer
-        assert tokenizer is not None
-        return open_tokens(source, tokenizer, cache=cache, length=self.spec.length, field=self.config.data.field)
-
     def go(self) -> Path:
         self._begin()
         optim, run = self.config.optim, self.config.run
         with MetricsFile(self.out, self.step, active=self.devices.first) as metrics:
             began, since = self.step, time.perf_counter()
             while self.step < optim.steps:
-                nats, norm = self._advance()
-                total, taken = self.since_report = self.since_report[0] + nats, self.since_report[1] + 1
+                found, norm = self._advance()
+                total, taken = self.since_report = self.since_report[0] + found, self.since_report[1] + 1
                 if self.step % run.log_every == 0 or self.step == optim.steps:
                     each = (time.perf_counter() - since) / (self.step - began)
-                    speed = optim.batch * self.spec.length / each
-                    report = Progress(
-                        self.step, optim.steps, total / taken, learning_rate(optim, self.step), norm, speed, each
+                    report = self.task.progress(
+                        (total / taken).tolist(),
+                        step=self.step,
+                        steps=optim.steps,
+                        learning_rate=learning_rate(optim, self.step),
+                        gradient_norm=norm,
+                        tokens_per_second=self.task.step_tokens / each,
+                        seconds_per_step=each,
                     )
                     metrics.write(report)
                     self._report("progress", report)
-                    self.since_report = (0.0, 0)
+                    self.since_report = (torch.zeros_like(total), 0)
                 due = self.step == optim.steps
                 if due or self.step % run.validate_every == 0:
-                    found = self._validate()
-                    metrics.write(found)
-                    self._report("validation", found)
-                    due = due or found.best
+                    validated = self._validate()
+                    metrics.write(validated)
+                    self._report("validation", validated)
+                    due = due or validated.best
                 if due or self.step % run.checkpoint_every == 0:
                     self._save()
                 if self.step % run.log_every == 0:
@@ -183,18 +137,19 @@ class _Run:
         if self.devices.first:
             atomic_text(note, json.dumps(asked, indent=2) + "\n")
 
-    def _advance(self) -> tuple[float, float]:
-        """One step of the optimizer: the loss in nats per token and the norm of its gradient."""
+    def _advance(self) -> tuple[Tensor, float]:
+        """One step of the optimizer: the loss and what is logged beside it, and the norm of the gradient."""
         optim, devices = self.config.optim, self.devices
         mine = range(devices.rank, optim.batch // optim.rows, devices.count)
         self.network.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=devices.device)
+        total = torch.zeros(self.task.measures, device=devices.device)
         for number in mine:
             with devices.accumulating(self.objective, more=number != mine[-1]):
-                value = self._loss(number) / len(mine)
-                value.backward()
-            total += value.detach()
-        nats = float(devices.mean(total))
+                found = self._measures(number) / len(mine)
+                found[0].backward()
+            total += found.detach()
+        means = devices.mean(total).cpu().double()
+        nats = float(means[0])
         norm = float(torch.nn.utils.clip_grad_norm_(self.network.parameters(), optim.clip))
         if not (math.isfinite(nats) and math.isfinite(norm)):
             raise TrainingError(
@@ -208,23 +163,17 @@ class _Run:
             optimizer.step()
         self.step += 1
         self._average()
-        return nats, norm
+        return means, norm
 
-    def _loss(self, number: int) -> Tensor:
-        """The loss of one micro-batch of the coming step: nats per token."""
-        seed, step, spec, device = self.config.run.seed, self.step, self.spec, self.devices.device
-        tokens = self.train_tokens.random(
-            self.config.optim.rows,
-            spec.length,
-            aligned=self.config.data.aligned,
-            generator=rng.stream(seed, "batch", step, number),
-        )
-        noise = self.loss.draw(tokens, vocab_size=spec.vocab_size, generator=rng.stream(seed, "noise", step, number))
-        if spec.shape.dropout:
-            rng.seed_global(seed, "dropout", step, number)
+    def _measures(self, number: int) -> Tensor:
+        """The objective of one micro-batch of the coming step."""
+        seed, device = self.config.run.seed, self.devices.device
+        batch = self.task.batch(self.step, number, device=device)
+        if self.spec.shape.dropout:
+            rng.seed_global(seed, "dropout", self.step, number)
         lower = self.config.run.precision == "bfloat16"
         with torch.autocast(device.type, torch.bfloat16, enabled=lower):
-            return self.objective(tokens.to(device), tuple(part.to(device) for part in noise))
+            return self.objective(*batch)
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -233,45 +182,17 @@ class _Run:
         for name, value in self.network.state_dict().items():
             self.average[name].lerp_(value, 1 - decay)
 
-    def _validate(self) -> Validation:
-        """Validation `nll` of the averaged weights; a score network is validated by its loss."""
-        mean, error = self.devices.from_first(self._measure)
-        scale = 1 / (math.log(2) * self.spec.length)
-        best = mean < self.best.nats
+    def _validate(self) -> Validation | PreferenceValidation:
+        """How the averaged weights do."""
+        measured = self.devices.from_first(self._measure)
+        best = measured[0] < self.best.nats
         if best:
-            self.best = _Best(mean, self.step, error)
-        quantity = "nll" if self.spec.network == "radd" else self.config.optim.loss
-        return Validation(self.step, quantity, mean * scale, error * scale, best)
+            self.best = _Best(measured[0], self.step, measured[1])
+        return self.task.validation(self.step, measured, best=best)
 
-    def _measure(self) -> tuple[float, float]:
-        """Nats per validation window, and their standard error."""
-        run = self.config.run
-        windows = self.valid_tokens.spread(run.valid_windows, self.spec.length)
+    def _measure(self) -> tuple[float, ...]:
         with self._averaged() as network:
-            if self.spec.network == "sedd":
-                return self._validation_loss(network, windows)
-            request = Request(Tiled(), Neighbours(), run.valid_evaluations, batch_size=self.config.optim.rows)
-            items = [Item.read(window, target=None, context=None) for window in windows]
-            names = list(range(len(items)))  # equal windows must not share their masks
-            found = estimate_items(self._predictor(network), items, request, seed=run.seed, names=names)
-        values = torch.tensor([estimate.value for estimate in found])
-        errors = torch.tensor([estimate.standard_error for estimate in found])
-        return float(values.mean()), float(errors.square().sum().sqrt()) / len(found)
-
-    @torch.no_grad()
-    def _validation_loss(self, network: nn.Module, windows: Tensor) -> tuple[float, float]:
-        rounds = []
-        for number in range(self.config.run.valid_evaluations):
-            generator = rng.stream(self.config.run.seed, "validation", number)
-            noise = self.loss.draw(windows, vocab_size=self.spec.vocab_size, generator=generator)
-            parts = [part.split(self.config.optim.rows) for part in (windows, *noise)]
-            rounds.append(torch.cat([self._value(network, *batch) for batch in zip(*parts, strict=True)]).mean())
-        values = torch.stack(rounds).double()
-        return float(values.mean()), float(standard_error(values))
-
-    def _value(self, network: nn.Module, tokens: Tensor, *noise: Tensor) -> Tensor:
-        device = self.devices.device
-        return self.loss.value(network, tokens.to(device), tuple(part.to(device) for part in noise)).cpu()
+            return self.task.measure(network)
 
     @contextlib.contextmanager
     def _averaged(self) -> Iterator[nn.Module]:
@@ -285,10 +206,6 @@ class _Run:
             self.network.load_state_dict(kept)
             self.network.train()
 
-    def _predictor(self, network: nn.Module) -> Model:
-        loaded = LoadedModel("radd", cast(Network, network), self.spec.tokenizer, self.spec.length, limit=None)
-        return Model("in training", loaded, self.devices.device)
-
     def _save(self) -> None:
         """Write a checkpoint of this step, point to it, and drop those that nobody points to."""
         name = f"step-{self.step:08d}"
@@ -298,7 +215,9 @@ class _Run:
             with atomic_directory(self.out / name, replace=True) as directory:  # nobody points to one of this step
                 checkpoint.save(directory, dataclasses.replace(self.spec, about=self._about()), self.average)
                 save_file(self._state(), directory / STATE)
-            pointer = {**self.named, "step": self.step, "best_step": self.best.step, "since_report": self.since_report}
+            sums, taken = self.since_report
+            begun = [*sums.tolist(), taken]
+            pointer = {**self.named, "step": self.step, "best_step": self.best.step, "since_report": begun}
             if self.best.step:
                 pointer |= {"best_nats": self.best.nats, "best_error": self.best.error}
             atomic_text(self.out / POINTER, json.dumps(pointer, indent=2) + "\n")
@@ -309,12 +228,9 @@ class _Run:
 
     def _about(self) -> dict[str, Any]:
         """What a checkpoint says about itself."""
-        about = {"steps": self.step, "seed": self.config.run.seed, "loss": self.config.optim.loss}
-        if isinstance(self.loss, loss.Taught):
-            about["teacher"] = type(self.loss.teacher).__name__
+        about = {"steps": self.step, "seed": self.config.run.seed, "loss": self.config.optim.loss} | self.task.about()
         if self.best.step == self.step:
-            scale = 1 / (math.log(2) * self.spec.length)
-            about["validation_bits_per_token"] = [self.best.nats * scale, self.best.error * scale]
+            about |= self.task.about_best(self.best.nats, self.best.error)
         return about | {"versions": {"infodis": __version__, "torch": torch.__version__}}
 
     def _state(self) -> dict[str, Tensor]:
@@ -356,8 +272,8 @@ class _Run:
                 "(model.start)."
             ) from error
         self.step = pointer["step"]
-        total, taken = pointer.get("since_report", (0.0, 0))
-        self.since_report = (float(total), int(taken))
+        *sums, taken = pointer.get("since_report", [*[0.0] * self.task.measures, 0])
+        self.since_report = (torch.tensor(sums, dtype=torch.float64), int(taken))
         self.best = _Best(pointer.get("best_nats", math.inf), pointer["best_step"], pointer.get("best_error", 0.0))
         self.named = {"last": pointer["last"], "best": pointer["best"]}
 
@@ -375,9 +291,14 @@ class _Best:
     error: float = 0.0
 
 
+def _task(config: Config, base: Path, out: Path, device: torch.device) -> TrainingTask:
+    return Preferences(config, base, device) if config.optim.loss == DPO else Pretraining(config, base, out / DATA)
+
+
 def _sources(config: Config, base: Path) -> list[Path]:
     """Files and directories that a run reads."""
-    named = (config.data.train, config.data.valid, config.data.tokenizer, config.model.start)
+    data, model = config.data, config.model
+    named = (data.train, data.pairs, data.valid, data.tokenizer, model.start, model.reference)
     return [base / name for name in named if name is not None]
 
 
@@ -418,14 +339,3 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key, value in settings.items()
         if key in before.get(table, {}) and before[table][key] != value
     ]
-
-
-def _loss_of(config: Config, teacher: Predictor | None) -> loss.Loss:
-    optim = config.optim
-    schedule = SCHEDULES[optim.schedule or "log-linear"]
-    found = loss.loss_named(optim.loss, schedule=schedule, noise=config.model.noise, top=optim.top_level)
-    if teacher is None:
-        return found
-    if not isinstance(found, loss.CrossEntropy):
-        raise InputError(f"A teacher speaks of masked tokens: it needs a cross-entropy, not {optim.loss!r}.")
-    return loss.Taught(found, teacher)

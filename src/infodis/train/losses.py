@@ -64,8 +64,12 @@ class CrossEntropy(Loss):
     def masks(self, levels: PerRow, keys: Float[Tensor, "rows length"]) -> tuple[Tensor, Tensor]:
         """Masks and weights from uniform numbers: one level per row, one key per token."""
 
+    def levels(self, tokens: Tokens, *, generator: torch.Generator) -> Float[Tensor, " levels"]:
+        """Where the uniform numbers for the levels of a batch come from."""
+        return strata(len(tokens), generator=generator)
+
     def draw(self, tokens: Tokens, *, vocab_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        levels = strata(len(tokens), generator=generator)
+        levels = self.levels(tokens, generator=generator)
         masked, weight = self.masks(levels, uniforms(*tokens.shape, generator=generator))
         return masked, weight.float()
 
@@ -87,6 +91,32 @@ class DesignDCE(CrossEntropy):
 
 LAMBDA_DCE = DesignDCE(TimeIntegral())
 K_DCE = DesignDCE(UniformCount())
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockDCE(CrossEntropy):
+    """Another cross-entropy in every block of `size` tokens by itself: what block diffusion minimises.
+
+    Each block has a level of its own. Those of a batch are one in each of as many strata, dealt out at random: so the
+    loss of a sequence is unbiased, and one of k-DCE has its `nll` as mean. A block of one token is always masked, and
+    counts once: the loss of a causal network.
+    """
+
+    inner: CrossEntropy = K_DCE
+    size: int = 4
+
+    def levels(self, tokens: Tokens, *, generator: torch.Generator) -> Float[Tensor, " levels"]:
+        if tokens.shape[1] % self.size:
+            raise InputError(
+                f"A window must hold whole blocks of {self.size} tokens, got {tokens.shape[1]}. Set model.length to a "
+                "multiple of model.block_size."
+            )
+        found = strata(tokens.numel() // self.size, generator=generator)
+        return found[torch.randperm(len(found), generator=generator)]
+
+    def masks(self, levels: Float[Tensor, " levels"], keys: Float[Tensor, "rows length"]) -> tuple[Tensor, Tensor]:
+        masked, weight = self.inner.masks(levels, keys.reshape(-1, self.size))
+        return masked.view(keys.shape), weight.view(keys.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,32 +152,6 @@ class TimeDCE(CrossEntropy):
         level = self.schedule.level(levels)
         masked = keys < level.unsqueeze(-1)
         return masked, masked * (self.schedule.rate(levels) * (1 - level) / level).unsqueeze(-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Taught(Loss):
-    """A cross-entropy against what a teacher says about the masked tokens, instead of the tokens themselves.
-
-    Where the teacher is right, this is the mean of the other over all that the tokens might have been: the same
-    optimum, without the noise of having seen one of them. The teacher runs where noise is drawn, without gradients.
-    """
-
-    untaught: CrossEntropy
-    teacher: Predictor
-
-    def draw(self, tokens: Tokens, *, vocab_size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        if self.teacher.vocab_size != vocab_size:
-            raise InputError(
-                f"A teacher must know its pupil's tokens: it has {self.teacher.vocab_size}, the pupil {vocab_size}."
-            )
-        masked, weight = self.untaught.draw(tokens, vocab_size=vocab_size, generator=generator)
-        with torch.no_grad():
-            said = self.teacher.log_conditionals(torch.where(masked, self.teacher.mask_token, tokens))
-        return masked, weight, said[masked.to(said.device)].exp().float().cpu()
-
-    def value(self, network: Any, tokens: Tokens, noise: tuple[Tensor, ...]) -> PerRow:
-        masked, weight, said = noise
-        return (weight * network.cross_entropy(tokens, masked, said)).sum(-1)
 
 
 @dataclasses.dataclass(frozen=True)

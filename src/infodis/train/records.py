@@ -4,7 +4,7 @@ import dataclasses
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from infodis.files import atomic_text
 
@@ -15,10 +15,12 @@ METRICS, BOARD = "metrics.jsonl", "tensorboard"
 class Progress:
     """What the loop reports after some steps."""
 
+    kind: ClassVar[str] = "progress"
+
     step: int
     steps: int
     nats: float
-    """The training loss per token, averaged since the last report."""
+    """The training loss, per token or, of preferences, per pair; averaged since the last report."""
     learning_rate: float
     gradient_norm: float
     tokens_per_second: float
@@ -26,8 +28,20 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True)
+class PreferenceProgress(Progress):
+    """The same of a run on preferences. Averages of pairs, since the last report; margins and log p in nats."""
+
+    margin: float
+    accuracy: float
+    chosen_log_p: float
+    rejected_log_p: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Validation:
     """How the averaged weights do on fixed windows."""
+
+    kind: ClassVar[str] = "validation"
 
     step: int
     quantity: str
@@ -37,12 +51,29 @@ class Validation:
     best: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class PreferenceValidation:
+    """How the averaged weights do on fixed pairs, on fixed masks: averages of pairs, in nats."""
+
+    kind: ClassVar[str] = "validation"
+
+    step: int
+    loss: float
+    standard_error: float
+    """Of the loss, by the spread of pairs."""
+    margin: float
+    accuracy: float
+    chosen_log_p: float
+    rejected_log_p: float
+    best: bool
+
+
 @runtime_checkable
 class Reporter(Protocol):
     """Shows the progress of a run."""
 
     def progress(self, report: Progress) -> None: ...
-    def validation(self, report: Validation) -> None: ...
+    def validation(self, report: Validation | PreferenceValidation) -> None: ...
     def message(self, text: str) -> None: ...
 
 
@@ -68,17 +99,16 @@ class MetricsFile:
         if self._board is not None:
             self._board.close()
 
-    def write(self, report: Progress | Validation) -> None:
+    def write(self, report: Progress | Validation | PreferenceValidation) -> None:
         if not self._active:
             return
-        kind = type(report).__name__.lower()
-        record = {"kind": kind, **dataclasses.asdict(report)}
+        record = {"kind": report.kind, **dataclasses.asdict(report)}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         if self._board is not None:
             for name, value in dataclasses.asdict(report).items():
                 if name not in ("step", "steps", "best"):
-                    self._board.add_scalar(f"{kind}/{name}", value, report.step)
+                    self._board.add_scalar(f"{report.kind}/{name}", value, report.step)
 
 
 def _step_of(line: str) -> int:
