@@ -1,7 +1,6 @@
 """The frame of experiments: what is kept and refused, toy networks against exact answers, documents, the command."""
 
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -9,17 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 from typer.testing import CliRunner
 
 from infodis import figures
 from infodis.apps.report.values import ReportTable as Shown
-from infodis.apps.reproduce import dna, theory
+from infodis.apps.reproduce import theory, toys
 from infodis.apps.reproduce.catalog import EXPERIMENTS, experiments_named
-from infodis.apps.reproduce.dna import DnaConditional, DnaUnconditional, Fit, Match
-from infodis.apps.reproduce.experiment import Claim, Experiment, ExperimentResult, Workspace
-from infodis.apps.reproduce.start import ANSWER, Axes, Memories, NeighbourUnits, begin
+from infodis.apps.reproduce.dna import PEAKED, PRINTED, DnaConditional, DnaOrder2, DnaUnconditional
+from infodis.apps.reproduce.experiment import Claim, Cost, Experiment, ExperimentResult, StandIn, Workspace
+from infodis.apps.reproduce.toy_report import Match, learned, order_claim
+from infodis.apps.reproduce.toys import Fit, draw_letters, one_sequence
 from infodis.apps.reproduce.writing import markdown, write_all, write_document
 from infodis.cli import app
 from infodis.design import Enumerate
@@ -27,11 +25,10 @@ from infodis.errors import InputError
 from infodis.estimate import Request
 from infodis.item import Item
 from infodis.journal import Journal
-from infodis.models.checkpoint import WEIGHTS, Spec, load
-from infodis.models.nets import NetworkShape
-from infodis.oracle import Table
+from infodis.oracle import MarkovChain, Table
 from infodis.rng import stream
 from infodis.testing import Perturbed
+from infodis.train.config import read_config
 
 # What is done is kept.
 
@@ -76,17 +73,18 @@ def test_another_recipe_in_the_same_place_is_refused_before_anything_is_written(
     class Stopped(Exception): ...
 
     def stop(what: str, done: int, total: int) -> None:
-        if what.startswith("stage"):
+        if what.startswith("network"):
             raise Stopped
 
     with pytest.raises(Stopped):
-        DnaUnconditional().run(Workspace(tmp_path, "smoke", progress=stop))
-    drawn = (tmp_path / "train.npy").read_bytes()
+        DnaUnconditional().run(Workspace(tmp_path, "smoke", train=True, progress=stop))
+    train = tmp_path / "dna-list" / "train.npy"
+    drawn = train.read_bytes()
     with pytest.raises(InputError, match="seed was 0, is 1"):
-        DnaUnconditional().run(Workspace(tmp_path, "smoke", seed=1))
-    with pytest.raises(InputError, match="sequences was 2000, is 1000000"):
-        DnaUnconditional().run(Workspace(tmp_path, "laptop"))
-    assert (tmp_path / "train.npy").read_bytes() == drawn
+        DnaUnconditional().run(Workspace(tmp_path, "smoke", seed=1, train=True))
+    with pytest.raises(InputError, match="letters was 16000, is 8000000"):
+        DnaUnconditional().run(Workspace(tmp_path, "laptop", train=True))
+    assert train.read_bytes() == drawn
 
 
 # Sections 3 and 4.
@@ -112,7 +110,7 @@ def listed() -> tuple[Table, list[Item]]:
 
 def test_a_perfect_network_is_told_as_such(listed: tuple[Table, list[Item]], tmp_path: Path) -> None:
     oracle, items = listed
-    found = dna.fit(Workspace(tmp_path), "all", oracle, oracle, items, Request(Enumerate(), evaluations=31))
+    found = toys.fit(Workspace(tmp_path), "all", oracle, oracle, items, Request(Enumerate(), evaluations=31))
     assert float(found.distance.max()) < 1e-9
     assert found.correlation.value > 1 - 1e-9
     assert Match(close=0.05, alike=0.95).verdict(found) == "holds"
@@ -121,7 +119,7 @@ def test_a_perfect_network_is_told_as_such(listed: tuple[Table, list[Item]], tmp
 def test_a_network_that_errs_is_told_as_such(listed: tuple[Table, list[Item]], tmp_path: Path) -> None:
     oracle, items = listed
     wrong = Perturbed(oracle, scale=1.0)
-    found = dna.fit(Workspace(tmp_path), "all", wrong, oracle, items, Request(Enumerate(), evaluations=31))
+    found = toys.fit(Workspace(tmp_path), "all", wrong, oracle, items, Request(Enumerate(), evaluations=31))
     assert Match(close=0.05, alike=0.95).verdict(found) == "does not hold"
     assert Match(close=10, alike=0.95).verdict(found) == "holds in part"
     assert float(found.distance.mean()) > 0.1
@@ -140,95 +138,92 @@ def test_pairs_in_the_same_order_are_counted() -> None:
     values = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     ours = Fit(values, values, torch.zeros(3).double(), 1.0)
     swapped = Fit(values, values[[1, 0, 2]], torch.ones(3).double(), 1.0)
-    assert dna._order_claim(ours, ours).verdict == "holds"
-    assert "67 ± 67 %" in dna._order_claim(swapped, ours).found
-    assert dna._order_claim(swapped, ours).verdict == "undecided"
+    assert order_claim(ours, ours).verdict == "holds"
+    assert "67 ± 67 %" in order_claim(swapped, ours).found
+    assert order_claim(swapped, ours).verdict == "undecided"
     many = torch.arange(30).double()
     straight, reversed_ = (Fit(many, one, torch.ones(30).double(), 1.0) for one in (many, many.flip(0)))
-    assert dna._order_claim(reversed_, straight).verdict == "does not hold"
+    assert order_claim(reversed_, straight).verdict == "does not hold"
 
 
-def _units(directory: Path, tokens: Tensor, block: int = 0) -> Tensor:
-    """What the feed-forward units of a block are given, at every place of the rows."""
-    network, _ = load(directory)
-    seen: list[Tensor] = []
-    network.blocks[block].mlp[0].register_forward_hook(lambda layer, given, found: seen.append(found))
-    with torch.no_grad():
-        network.log_conditionals(tokens)
-    return seen[0].view(*tokens.shape, -1)
+@pytest.mark.parametrize(
+    ("experiment", "steps", "batch", "rate"),
+    [(DnaUnconditional(), 70_000, 512, 3e-4), (DnaConditional(), 80_000, 1_024, 6e-4)],
+    ids=lambda one: getattr(one, "name", None),
+)
+def test_the_papers_size_is_the_papers(experiment, steps: int, batch: int, rate: float, tmp_path: Path) -> None:
+    recipe = experiment.recipe(Workspace(tmp_path, "full"))
+    optim, shape = recipe.optim, recipe.model.shape
+    assert (optim.steps, optim.batch, optim.learning_rate) == (steps, batch, rate)
+    assert (optim.loss, optim.warmup, optim.ema) == ("lambda-dce", 2_500, 0.9999)
+    assert (shape.width, shape.blocks, shape.heads, shape.positions) == (256, 8, 8, 0)
+    assert experiment.cost(Workspace(tmp_path, "full")).trained == steps * batch * recipe.model.length
+    tried = experiment.recipe(Workspace(tmp_path, "full", stand_in=StandIn(3)))
+    assert (tried.optim.batch, tried.optim.loss, tried.model.length) == (batch, "lambda-dce", recipe.model.length)
+    assert (tried.optim.steps, tried.model.shape.width) == (2, 16)
 
 
-@pytest.mark.parametrize("block", [0, 1])
-def test_units_begin_with_all_combinations_of_neighbours_against_counting(block: int, tmp_path: Path) -> None:
-    """Of two neighbouring letters, a gap beside or between them: 3 x 16 units, each answers to its own and no other.
-
-    And only where the token in the gap is masked. In the second block, which also gets what the first adds, answers are
-    lower, but far apart from those of others: by a quarter of a part.
-    """
-    length, here, mask = 12, 5, 4
-    spec = Spec("radd", 4, NetworkShape(width=96, blocks=2, heads=4), length)
-    rows = torch.randint(0, 4, (256, length), generator=stream(0, "rows"))
-    begin(spec, tmp_path / "start", NeighbourUnits(2), rows, seed=0)
-    hidden = rows.clone()
-    hidden[:, here] = mask
-    given = _units(tmp_path / "start", hidden, block)[..., :48]
-    wanted = torch.zeros_like(given, dtype=torch.bool)
-    for unit in range(48):
-        places = ((1, 2), (-1, 1), (-2, -1))[unit % 3]
-        letters = [unit // 3 // 4**order % 4 for order in range(2)]
-        agree = [rows[:, here + distance] == letter for distance, letter in zip(places, letters, strict=True)]
-        wanted[:, here, unit] = agree[0] & agree[1]
-    assert float(given[wanted].min()) > float(given[~wanted].max()) + ANSWER / 4
-    assert block == 1 or bool(((given > 0) == wanted).all())
+RECIPES = {"dna-list": DnaUnconditional(), "dna-chain": DnaConditional(), "dna-order-2": DnaOrder2()}
 
 
-def test_a_second_block_is_told_what_the_first_made_of_a_masked_neighbour(tmp_path: Path) -> None:
-    """The first block is made to answer with one letter; beside it, the second's units for that letter rise."""
-    length, mask, letter = 12, 4, 2
-    spec = Spec("radd", 4, NetworkShape(width=96, blocks=2, heads=4), length)
-    rows = torch.randint(0, 4, (64, length), generator=stream(0, "rows"))
-    rows[:, 4:6] = mask
-    begin(spec, tmp_path / "start", NeighbourUnits(2), rows, seed=0)
-    before = _units(tmp_path / "start", rows, 1)
-    weights = load_file(tmp_path / "start" / WEIGHTS)
-    answers = Axes(spec.shape, 4).answer(letter)
-    weights["blocks.0.mlp.2.bias"][answers] += 1.0
-    save_file(weights, tmp_path / "start" / WEIGHTS)
-    rise = (_units(tmp_path / "start", rows, 1) - before)[:, 4, :48].mean(0)
-    beside = rise[1::3].view(4, 4)  # units by the letters to the right, which is masked, and to the left
-    others = beside[[other for other in range(4) if other != letter]]
-    assert bool((beside[letter] > others.amax(0) + 0.5).all())
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_what_an_experiment_trains_by(name: str, tmp_path: Path) -> None:
+    given = read_config(Path(__file__).parents[2] / "recipes" / f"{name}.toml")
+    wanted = RECIPES[name].recipe(Workspace(tmp_path, train=True)).config(0, "auto")
+    assert (given.model, given.optim, given.run) == (wanted.model, wanted.optim, wanted.run)
+    assert given.data.aligned == wanted.data.aligned
 
 
-def test_units_begin_with_rows_of_the_data_against_comparing(tmp_path: Path) -> None:
-    """A unit answers at its place, if all that is visible elsewhere agrees with its row."""
-    length, mask = 4, 4
-    spec = Spec("radd", 4, NetworkShape(width=64, blocks=1, heads=4, positions=length, feed=1), length)
-    rows = torch.randint(0, 4, (16, length), generator=stream(0, "rows")).unique(dim=0)
-    begin(spec, tmp_path / "start", Memories(), rows, seed=0)
-    hidden = torch.rand(16, length, generator=stream(0, "hidden")) < 0.6
-    given = torch.cat([rows, rows.flip(0)])
-    given = torch.where(torch.cat([hidden[: len(rows)]] * 2), mask, given)
-    answered = _units(tmp_path / "start", given) > 0
-    for unit, (row, here) in enumerate(itertools.product(rows.tolist(), range(length))):
-        agree = (given == torch.tensor(row)) | (given == mask)
-        agree[:, here] = True
-        wanted = torch.zeros_like(agree)
-        wanted[:, here] = agree.all(1)
-        assert torch.equal(answered[:, :, unit], wanted)
+def test_one_sequence_of_a_chain_against_its_law() -> None:
+    """Counts of three letters within 5 standard errors of what the chain says: one in 27,000 by chance, of 64."""
+    chain = MarkovChain.random(order=2, vocab_size=4, seed=3)
+    letters = torch.from_numpy(one_sequence(chain, 60_000, generator=stream(0, "letters")).astype("int64"))
+    assert letters.shape == (60_000,)
+    codes = letters[:-2] * 16 + letters[1:-1] * 4 + letters[2:]
+    found = codes.bincount(minlength=64).double()
+    wanted = (chain.start.unsqueeze(-1) * chain.transitions).flatten() * len(codes)
+    assert float(((found - wanted) / wanted.sqrt()).abs().max()) < 5
+    other = MarkovChain.random(order=2, vocab_size=4, seed=4)
+    wrong = (other.start.unsqueeze(-1) * other.transitions).flatten() * len(codes)
+    assert float(((found - wrong) / wrong.sqrt()).abs().max()) > 5
 
 
-def test_a_network_too_narrow_for_its_start_is_refused(tmp_path: Path) -> None:
-    spec = Spec("radd", 4, NetworkShape(width=16, blocks=1, heads=4), 8)
-    with pytest.raises(InputError, match="A width of 29 is needed"):
-        begin(spec, tmp_path / "start", NeighbourUnits(2), torch.zeros(1, 8, dtype=torch.int64), seed=0)
+def test_letters_of_a_list_are_its_rows() -> None:
+    oracle = Table.dna(0, entries=4, length=5)
+    letters = draw_letters(oracle, 40, 5, generator=stream(0, "letters")).reshape(-1, 5)
+    assert {tuple(row) for row in letters.tolist()} <= {tuple(row) for row in oracle.sequences.tolist()}
 
 
-@pytest.mark.parametrize("experiment", [DnaUnconditional(), DnaConditional()], ids=lambda one: one.name)
-def test_the_papers_size_is_the_papers(experiment: DnaUnconditional | DnaConditional, tmp_path: Path) -> None:
-    stage = experiment.recipe(Workspace(tmp_path, "full")).stages[-1]
-    wanted = {"dna-unconditional": (70_000, 512, 3e-4), "dna-conditional": (80_000, 1_024, 6e-4)}
-    assert (stage.steps, stage.batch, stage.learning_rate) == wanted[experiment.name]
+def test_chains_are_as_peaked_as_they_say() -> None:
+    """The text's formula cannot give a letter less than 4 %; half of Dirichlet(1/2)'s rows hold one that does."""
+    least = 1 / (1 + 3 * math.e**2)
+    assert float(PRINTED.make(0).transitions.min()) >= least
+    rows = PEAKED.make(0).transitions.reshape(-1, 4)
+    assert float((rows.amin(-1) < least).double().mean()) > 0.5
+    entropy = -(rows * rows.log()).sum(-1)
+    assert float(entropy.mean()) == pytest.approx(0.884, abs=5 * float(entropy.std()) / 16)  # of 256 rows
+
+
+def test_what_a_network_has_learned() -> None:
+    true = torch.linspace(14, 16, 10, dtype=torch.float64)
+    nothing = torch.full_like(true, 16 * math.log(4))
+    zero = torch.zeros_like(true)
+    assert learned(Fit(true, true, zero, 1.0)).startswith("the network has learned 100 ± 0")
+    assert learned(Fit(true, nothing, zero, 1.0)).startswith("the network has learned 0 ± 0")
+
+
+def test_a_network_that_saw_less_than_the_papers_decides_nothing(tmp_path: Path) -> None:
+    recipe = DnaConditional().recipe(Workspace(tmp_path))
+    true = torch.linspace(14, 16, 10, dtype=torch.float64)
+    poor = Fit(true, true.flip(0), torch.zeros_like(true), 1.0)
+    verdicts = [Match(0.1, 0.9).claim("", poor, "", recipe, tokens).verdict for tokens in (10**9, 10**6)]
+    assert verdicts == ["undecided", "does not hold"]
+    assert Match(0.1, 0.9).claim("", Fit(true, true, true, 1.0), "", recipe, 10**9).verdict == "holds"
+
+
+def test_shipped_networks_are_for_our_own_data(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"seed 0; got seed 1\. Add --train"):
+        DnaConditional().run(Workspace(tmp_path, seed=1))
 
 
 # Documents and the command.
@@ -240,6 +235,9 @@ class Trivial:
     title = "A trivial experiment"
     paper = "Section 0"
     own_model = True
+
+    def cost(self, workspace: Workspace) -> Cost:
+        return Cost(1, 2)
 
     def run(self, workspace: Workspace) -> ExperimentResult:
         table = Shown("Numbers", ("a | b", "c"), (("x|y", 1.0),), "A caption.")
@@ -295,7 +293,7 @@ def test_bars_in_cells_are_escaped() -> None:
 def test_every_experiment_of_the_issue_is_there() -> None:
     assert all(isinstance(one, Experiment) for one in EXPERIMENTS)
     assert experiments_named("all") == EXPERIMENTS
-    assert len({one.name for one in EXPERIMENTS}) == 7
+    assert len({one.name for one in EXPERIMENTS}) == 8
 
 
 def test_the_command_writes_numbers_figures_and_a_page_and_answers_again(tmp_path: Path) -> None:
@@ -319,6 +317,8 @@ def test_the_command_writes_numbers_figures_and_a_page_and_answers_again(tmp_pat
         (["theory", "--smoke", "--document", "some.md"], "proves nothing"),
         (["theory", "--document", "no/such/place.md"], "no directory"),
         (["ood-text8", "--data", "no-such-directory"], "There is no no-such-directory"),
+        (["ood-text8", "--authors", "no-such-clone"], "no-such-clone has no directory data"),
+        (["variance-time-free", "--full", "--designs", "time-free,best"], "no design 'best'"),
     ],
 )
 def test_mistakes_are_told_before_any_work(words: list[str], told: str, tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from infodis.apps.reproduce import data, ood
+from infodis.apps.reproduce import data, ood_texts
 from infodis.apps.reproduce.data import ARC, GPT2, HELD_OUT, HELLASWAG, PAIRS, PIQA, TO_TRAIN_ON, TRIPLETS, WIKITEXT
 from infodis.apps.reproduce.experiment import Workspace
 from infodis.apps.reproduce.ratio import TripletVariances
+from infodis.apps.reproduce.toys import ToyRecipe
 from infodis.apps.reproduce.triplets import Triplet, questions, read_response, triplets, triplets_key
 from infodis.errors import InputError
 from infodis.estimate import nll
@@ -162,8 +163,9 @@ def test_the_papers_network_is_trained_in_tokens_of_gpt2(tmp_path):
         (data / text.file).write_bytes(gzip.compress(b"the cat and the dog " * 50))
     workspace = Workspace(tmp_path / "out", size="full", data=data)
     model = ModelConfig(length=32, width=16, blocks=1, heads=2)
-    found = load(ood.as_in_the_paper(workspace, model, OptimConfig(steps=2, batch=2, warmup=0)))
+    recipe = ToyRecipe(model, OptimConfig(steps=2, batch=2, warmup=0), letters=500)
+    found = load(ood_texts.as_in_the_paper(workspace, recipe))
     assert found.tokenizer.pieces(found.encode("the cat").tolist()) == ["the", "\u0120", "c", "a", "t"]
     assert math.isfinite(nll(found, found.encode("the cat"), evaluations=8).value)
-    again = ood.as_in_the_paper(workspace, model, OptimConfig(steps=2, batch=2, warmup=0))
+    again = ood_texts.as_in_the_paper(workspace, recipe)
     assert load(again).fingerprint == found.fingerprint

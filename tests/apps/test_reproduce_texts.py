@@ -13,16 +13,9 @@ import pytest
 import torch
 
 from infodis.apps.audit.records import Group, by_text
-from infodis.apps.reproduce import audit_llada, ood
-from infodis.apps.reproduce.audit_llada import (
-    OWN,
-    AuditLlada,
-    AuthorComparison,
-    Dataset,
-    likelier,
-    own_continuations,
-    verdict_on,
-)
+from infodis.apps.reproduce import audit_llada, audit_texts, ood, ood_texts
+from infodis.apps.reproduce.audit_llada import AskedModel, AuditLlada, AuthorComparison, likelier, verdict_on
+from infodis.apps.reproduce.audit_texts import OWN, Dataset, own_continuations
 from infodis.apps.reproduce.comparison import (
     GroupComparison,
     Precision,
@@ -32,7 +25,8 @@ from infodis.apps.reproduce.comparison import (
 )
 from infodis.apps.reproduce.data import ENCYCLOPEDIA, LETTERS
 from infodis.apps.reproduce.experiment import Experiment, Workspace
-from infodis.apps.reproduce.ood import BUDGETS, OodText8, beyond_characters, gather_texts, precision_verdict
+from infodis.apps.reproduce.ood import OodText8, beyond_characters, precision_verdict
+from infodis.apps.reproduce.ood_texts import BUDGETS, gather_texts
 from infodis.apps.reproduce.prompts import (
     TextCutter,
     WindowShape,
@@ -148,15 +142,15 @@ def test_thinned_is_evenly_spread():
 
 
 def test_chinese_is_left_out_without_transliteration(monkeypatch, tmp_path):
-    (tmp_path / audit_llada.CHINESE.file).write_text("红楼梦 " * 500, encoding="utf-8")
+    (tmp_path / audit_texts.CHINESE.file).write_text("红楼梦 " * 500, encoding="utf-8")
     workspace = Workspace(tmp_path, data=tmp_path)
     assert transliterate("红楼梦。Tea") == "hong lou meng tea"
     monkeypatch.setitem(sys.modules, "anyascii", None)
     assert transliterate("红楼梦") is None
-    assert audit_llada._chinese(workspace, TextCutter(SHAPE), 3, letters=True) == []
-    assert "infodis[reproduce]" in audit_llada._in_chinese([], "m").found
+    assert audit_texts._chinese(workspace, TextCutter(SHAPE), 3, letters=True) == []
+    assert "infodis[reproduce]" in audit_llada._in_chinese([], SMALL).found
     assert (
-        audit_llada._chinese(Workspace(tmp_path, data=tmp_path / "nowhere"), TextCutter(SHAPE), 3, letters=True) == []
+        audit_texts._chinese(Workspace(tmp_path, data=tmp_path / "nowhere"), TextCutter(SHAPE), 3, letters=True) == []
     )
 
 
@@ -298,19 +292,33 @@ def test_verdicts_on_authors_both_ways():
     assert verdict_on(compared(0.5, OWN)) == "does not hold"
 
 
+SMALL = AskedModel("text8-tiny", "radd", letters=True, innocent=True)
+LARGE = AskedModel("/somewhere/LLaDA", "llada", letters=False, innocent=False)
+
+
+def test_a_claim_is_about_what_a_model_is_not_about_its_name(tmp_path):
+    small = load("text8-tiny")
+    assert AskedModel.of(small, "any name") == dataclasses.replace(SMALL, name="any name")
+    other = dataclasses.replace(small, loaded=dataclasses.replace(small.loaded, tokenizer=Characters(ALPHABET + "-")))
+    assert not AskedModel.of(other, "text8-tiny").innocent
+    llada = load(Path(__file__).parents[1] / "references" / "llada", tokenizer="characters:abcdefgh")
+    assert AskedModel.of(llada, "a local copy").meant
+    assert not SMALL.meant
+
+
 def test_influence_is_refuted_only_by_a_model_that_cannot_have_been_influenced():
     preferred, not_preferred = [compared(-0.5, "gpt")], [compared(0.5, "gpt")]
-    assert audit_llada._influence(preferred, audit_llada.SMALL).verdict == "does not hold"
-    assert audit_llada._influence(not_preferred, audit_llada.SMALL).verdict == "not tested here"
-    assert audit_llada._influence(preferred, audit_llada.LARGE).verdict == "not tested here"
-    assert audit_llada._influence([compared(-0.5, OWN)], audit_llada.SMALL).verdict == "not tested here"
+    assert audit_llada._influence(preferred, SMALL).verdict == "does not hold"
+    assert audit_llada._influence(not_preferred, SMALL).verdict == "not tested here"
+    assert audit_llada._influence(preferred, LARGE).verdict == "not tested here"
+    assert audit_llada._influence([compared(-0.5, OWN)], SMALL).verdict == "not tested here"
 
 
 def test_a_language_model_counts_before_the_model_itself():
     found = [compared(-0.5, OWN), compared(0.5, "gpt")]
-    assert audit_llada._higher(found, audit_llada.LARGE).verdict == "does not hold"
-    assert audit_llada._higher(found[:1], audit_llada.LARGE).verdict == "holds in part"
-    other = audit_llada._higher(found, "m")
+    assert audit_llada._higher(found, LARGE).verdict == "does not hold"
+    assert audit_llada._higher(found[:1], LARGE).verdict == "holds in part"
+    other = audit_llada._higher(found, SMALL)
     assert other.verdict == "not tested here"
     assert "The claim is about" in other.found
 
@@ -321,7 +329,7 @@ def test_a_language_model_counts_before_the_model_itself():
 @pytest.mark.parametrize("experiment", [OodText8(), AuditLlada()], ids=lambda one: one.name)
 def test_missing_data_and_packages_are_named(experiment, monkeypatch, tmp_path):
     assert isinstance(experiment, Experiment)
-    (tmp_path / ood.HELD_OUT.file).write_bytes(gzip.compress(b"some text"))
+    (tmp_path / ood_texts.HELD_OUT.file).write_bytes(gzip.compress(b"some text"))
     with pytest.raises(InputError, match=r"human_vs_llm_180.jsonl is needed"):
         experiment.run(Workspace(tmp_path / "out", data=tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -331,19 +339,19 @@ def test_missing_data_and_packages_are_named(experiment, monkeypatch, tmp_path):
 
 def test_models_that_know_more_than_letters_get_texts_as_they_are(tmp_path):
     pairs = {"id": "0", "x": ENCYCLOPEDIA[:99].strip(), "y_human": LETTERS[0], "y_llm": LETTERS[1]}
-    for name in (audit_llada.WIKITEXT, audit_llada.CHINESE):
+    for name in (audit_texts.WIKITEXT, audit_texts.CHINESE):
         (tmp_path / name.file).write_text(ENCYCLOPEDIA, encoding="utf-8")
     small = load("text8-tiny")
     known = Characters("".join(sorted({*ENCYCLOPEDIA, *"".join(LETTERS)})))
     model = dataclasses.replace(small, loaded=dataclasses.replace(small.loaded, tokenizer=known))
     workspace = Workspace(tmp_path, size="full", data=tmp_path)
-    assert [one.name for one in audit_llada.datasets(workspace, model, 5)] == ["wikitext", "chinese"]
-    (tmp_path / audit_llada.PAIRS.file).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
-    human, english, _ = audit_llada.datasets(workspace, model, 5)
+    assert [one.name for one in audit_texts.datasets(workspace, model, 5)] == ["wikitext", "chinese"]
+    (tmp_path / audit_texts.PAIRS.file).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
+    human, english, _ = audit_texts.datasets(workspace, model, 5)
     assert human.rows == [{"id": "0", "prompt": pairs["x"][-16:], "response": f" {LETTERS[0]}"[:64]}]
     assert human.written["gpt"][0]["response"] == f" {LETTERS[1]}"[:64]
     assert [row["prompt"] + row["response"] in ENCYCLOPEDIA for row in english.rows] == [True] * 5
-    assert next(one.name for one in audit_llada.datasets(Workspace(tmp_path, data=tmp_path), small, 5)) == "human"
+    assert next(one.name for one in audit_texts.datasets(Workspace(tmp_path, data=tmp_path), small, 5)) == "human"
 
 
 def test_letters_of_smoke_texts_are_enough():

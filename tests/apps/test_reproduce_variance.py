@@ -9,11 +9,11 @@ import torch
 
 from infodis import figures, load
 from infodis.apps.bench.experiments import DESIGNS, pairs, ratios, run_many
+from infodis.apps.bench.moments import LOWEST, Moments, law
 from infodis.apps.bench.problems import chain_problem
 from infodis.apps.reproduce import variance, variance_map
 from infodis.apps.reproduce.data import ARC
 from infodis.apps.reproduce.experiment import Workspace, at_least
-from infodis.apps.reproduce.moments import LOWEST, Moments, law
 from infodis.apps.reproduce.ratio import VarianceRatio, request
 from infodis.apps.reproduce.triplets import (
     BUILT_IN,
@@ -24,7 +24,8 @@ from infodis.apps.reproduce.triplets import (
     read_response,
     sample_variance,
 )
-from infodis.apps.reproduce.variance import BY_SIZE, VarianceTimeFree
+from infodis.apps.reproduce.variance import VarianceTimeFree
+from infodis.apps.reproduce.variance_texts import BY_SIZE, CHOICES, FREE, OURS, RUN, TextVariances, chosen_designs
 from infodis.design import Tiled
 from infodis.errors import InputError
 from infodis.estimate import Request
@@ -165,9 +166,21 @@ def test_verdicts_follow_the_numbers(found, verdict):
     assert at_least(found, 8) == verdict
 
 
+def test_designs_are_chosen_by_name_and_the_papers_baseline_is_run(tmp_path):
+    assert len(chosen_designs(())) == len(CHOICES) == 11
+    small, large = (Workspace(tmp_path, size, designs=("time-free",)) for size in ("laptop", "full"))
+    assert TextVariances(large).wanted(512) == [OURS, FREE]
+    assert [TextVariances(small).wanted(rows) for rows in (128, 256)] == [[OURS, RUN], [OURS]]
+    every = VarianceTimeFree().cost(dataclasses.replace(large, designs=()))
+    assert every.passes == 3 * 30 * (15 * (128 + 256 + 512) * 12 + 400)
+    assert VarianceTimeFree().cost(large).passes < every.passes / 5
+    assert every.gpu_hours == pytest.approx(2 * 8e9 * every.tokens / 1.2e14 / 3600)
+
+
 def test_claims_can_fail():
     wins = [
         "time integral / time-free",
+        variance.PROTOCOL,
         "time-free / uniform count",
         "time-free / default",
         "LLaDA's sampler / default",
@@ -180,6 +193,10 @@ def test_claims_can_fail():
     )
     assert poor == ["does not hold", "does not hold", "holds", "does not hold", "does not hold"]
     assert rich == ["holds", "holds in part", "holds", "holds", "holds"]
+    only_moments = {name: Measured(500.0, 0.01) for name in wins if name != variance.PROTOCOL}
+    assert next(variance._claims(only_moments, errors, biases, 128)).verdict == "holds"
+    both = {**only_moments, variance.PROTOCOL: Measured(0.5, 0.01)}
+    assert next(variance._claims(both, errors, biases, 128)).verdict == "holds in part"
     biased = {**biases, ("chain", variance.FREE, 128): 30.0}
     assert variance._unbiased(biased).verdict == "does not hold"
 

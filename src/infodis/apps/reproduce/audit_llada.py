@@ -10,6 +10,7 @@ from infodis.apps.audit.records import PRIMARY, DetectionScore, Group, Record
 from infodis.apps.audit.reporting import interval_text, p_text, share_text
 from infodis.apps.audit.separation import Separation
 from infodis.apps.report.values import ReportTable
+from infodis.apps.reproduce.audit_texts import OWN, SHAPE, SHORT, Dataset, datasets, own_continuations
 from infodis.apps.reproduce.comparison import (
     PRECISION_COLUMNS,
     GroupComparison,
@@ -24,24 +25,27 @@ from infodis.apps.reproduce.comparison import (
     signed_text,
     undecided,
 )
-from infodis.apps.reproduce.data import CHINESE, ENCYCLOPEDIA, PAIRS, WIKITEXT
-from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Verdict, Workspace
-from infodis.apps.reproduce.prompts import Row, TextCutter, WindowShape, continuations, transliterate
+from infodis.apps.reproduce.data import CHINESE
+from infodis.apps.reproduce.experiment import (
+    Claim,
+    Cost,
+    ExperimentResult,
+    Verdict,
+    Workspace,
+    settings_table,
+)
 from infodis.apps.reproduce.triplets import in_text8_letters
 from infodis.figures import Figure
+from infodis.models.loading import load
 from infodis.models.model import Model
 from infodis.models.spec import ModelSpec
-from infodis.models.tokenizers import text8_style
 from infodis.result import Interval
-from infodis.rng import key
-from infodis.sampling import Ancestral, OneByOne, Sampler, sample
+from infodis.reveal import RandomOrder, RevealRule
+from infodis.sampling import Ancestral
 
 SMALL, LARGE = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
-SHAPE = WindowShape(64, 64)
-SHORT = WindowShape(16, 64)
-"""Of pairs of human and machine in tokens that are no letters: their prompts are a sentence."""
-
-OWN = "own"
+WEIGHTS = 8e9
+"""Of LLaDA-8B."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +60,12 @@ class AuditBudget:
     """Masks by the paper's estimator."""
     evaluations: int
     """Masks by ours, with the prompt and again without it."""
-    sampler: Sampler = OneByOne()
+    rule: RevealRule = RandomOrder()
     """How the model goes on after a prompt: token by token in random order, unless time is short."""
 
 
 BUDGETS = {
-    "smoke": AuditBudget(texts=10, samples=4, evaluations=4, sampler=Ancestral(steps=4)),
+    "smoke": AuditBudget(texts=10, samples=4, evaluations=4, rule=Ancestral(steps=4)),
     "laptop": AuditBudget(texts=120, samples=100, evaluations=32),
     "full": AuditBudget(texts=500, samples=100, evaluations=64),
 }
@@ -75,16 +79,6 @@ def _likely(record: Record) -> float | None:
 LIKELY = DetectionScore("log likelihood per token", "Minus nats per token given the prompt.", _likely)
 
 
-@dataclasses.dataclass(frozen=True)
-class Dataset:
-    """Prompts with the continuation that the dataset has, and with others, by who wrote them."""
-
-    name: str
-    about: str
-    rows: list[Row]
-    written: dict[str, list[Row]] = dataclasses.field(default_factory=dict)
-
-
 class AuditLlada:
     """Continuations of a dataset against those of language models."""
 
@@ -93,71 +87,56 @@ class AuditLlada:
     paper = "Figure 4 and its companion in the appendix"
     own_model = False
 
+    def budget(self, workspace: Workspace) -> AuditBudget:
+        """For the size of a run."""
+        budget = BUDGETS[workspace.size]
+        return dataclasses.replace(budget, texts=workspace.few(budget.texts))
+
+    def cost(self, workspace: Workspace) -> Cost:
+        """Two datasets, in each the dataset's continuations, another author's and the model's own."""
+        budget = self.budget(workspace)
+        passes = 2 * budget.texts * (3 * (budget.samples + 2 * budget.evaluations) + SHAPE.response)
+        return Cost(passes, passes * SHAPE.length, weights=WEIGHTS if workspace.size == "full" else 0.0)
+
     def run(self, workspace: Workspace) -> ExperimentResult:
         check_extra()
-        budget, spec = BUDGETS[workspace.size], workspace.model_spec(SMALL, LARGE)
+        budget, spec = self.budget(workspace), workspace.model_spec(SMALL, LARGE)
         model = spec.load()
         found = []
         for dataset in datasets(workspace, model, budget.texts):
-            by_itself = own_continuations(workspace, model, dataset, budget.sampler)
+            by_itself = own_continuations(workspace, model, dataset, budget.rule)
             dataset = dataclasses.replace(dataset, written={**dataset.written, OWN: by_itself})
             found += compare_authors(workspace, dataset, budget, spec)
-        return result(found, budget, spec.name, letters=in_text8_letters(model))
+        return result(found, budget, AskedModel.of(model, spec.name))
 
 
-def datasets(workspace: Workspace, model: Model, count: int) -> list[Dataset]:
-    """Built-in paragraphs for a smoke run, files otherwise: in the letters of text8 for models that know no others."""
-    letters = in_text8_letters(model)
-    cut = TextCutter(SHAPE, None if letters else model.tokenizer)
-    if workspace.size == "smoke":
-        text = text8_style(ENCYCLOPEDIA) if letters else ENCYCLOPEDIA
-        return [Dataset("encyclopedia", "a few paragraphs of an encyclopedia", cut.windows(text, count))]
-    if letters:
-        return [_pairs(workspace, cut, count, letters=True), *_chinese(workspace, cut, count, letters=True)]
-    english = Dataset("wikitext", "WikiText-2", cut.windows(WIKITEXT.get(workspace), count))
-    with_others = []
-    if workspace.find(PAIRS.file) is not None:  # a welcome addition, no part of the paper's experiment
-        with_others = [_pairs(workspace, dataclasses.replace(cut, shape=SHORT), count, letters=False)]
-    return [*with_others, english, *_chinese(workspace, cut, count, letters=False)]
+@dataclasses.dataclass(frozen=True)
+class AskedModel:
+    """What claims are about: decided by what a model is, not by how its name is spelled."""
 
+    name: str
+    family: str
+    letters: bool
+    """Whether it knows the letters of text8 and nothing else."""
+    innocent: bool
+    """Whether it is the network that we trained on text from before there were language models."""
 
-def _pairs(workspace: Workspace, cut: TextCutter, count: int, *, letters: bool) -> Dataset:
-    records = PAIRS.get(workspace)
-    human, machine = (
-        list(continuations(records, field, cut, letters=letters))[:count] for field in ("y_human", "y_llm")
-    )
-    about = f"news, stories and abstracts, the last {cut.shape.prompt} tokens of a beginning"
-    return Dataset("human", about, human, {"gpt": machine})
+    @staticmethod
+    def of(model: Model, name: str) -> "AskedModel":
+        letters = in_text8_letters(model)
+        ours = letters and model.fingerprint == load(SMALL, device=model.device.type).fingerprint
+        return AskedModel(name, model.loaded.family, letters, ours)
 
+    @property
+    def meant(self) -> bool:
+        """Whether the paper's claim is about such a model: LLaDA, wherever it lies."""
+        return self.family == "llada"
 
-def _chinese(workspace: Workspace, cut: TextCutter, count: int, *, letters: bool) -> list[Dataset]:
-    if workspace.find(CHINESE.file) is None:
-        return []
-    prose = CHINESE.get(workspace)
-    text = transliterate(prose) if letters else prose
-    about = "Chinese prose, transliterated" if letters else "Chinese prose"
-    return [] if text is None else [Dataset("chinese", about, cut.windows(text, count))]
-
-
-def own_continuations(workspace: Workspace, model: Model, dataset: Dataset, sampler: Sampler) -> list[Row]:
-    """The model's own continuation of every prompt, as long as that of the dataset."""
-    rows = {row["id"]: row for row in dataset.rows}
-
-    def written(name: str) -> str:
-        row = rows[name]
-        read = model.read(row["response"], prompt=row["prompt"])
-        tokens = read.tokens.clone()
-        tokens[read.target] = model.mask_token
-        filled = sample(model, tokens.unsqueeze(0), sampler=sampler, seed=key(workspace.seed, "went on", name))[0]
-        return model.decode(filled[read.target])
-
-    settings = {
-        "model": model.fingerprint,
-        "sampler": str(sampler),
-        "prompts": key(*(r["prompt"] for r in dataset.rows)),
-    }
-    texts = workspace.keep_each(f"{dataset.name}-{OWN}-texts", settings, list(rows), written)
-    return [{**row, "response": text} for row, text in zip(dataset.rows, texts, strict=True)]
+    @property
+    def reservation(self) -> str:
+        if self.meant:
+            return ""
+        return f" The claim is about LLaDA, which --full asks; this is a model of family {self.family}."
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -227,18 +206,18 @@ def _gap(found: Separation) -> Interval:
     return found.effect if found.pairs is None else found.pairs.difference
 
 
-def result(found: list[AuthorComparison], budget: AuditBudget, model: str, *, letters: bool) -> ExperimentResult:
+def result(found: list[AuthorComparison], budget: AuditBudget, model: AskedModel) -> ExperimentResult:
     """Claims, tables and figures of what was measured."""
-    style = "in the letters of text8" if letters else "as they are"
+    style = "in the letters of text8" if model.letters else "as they are"
     english = [one for one in found if one.dataset.name != "chinese"]
     chinese = [one for one in found if one.dataset.name == "chinese"]
     counts = ", ".join({f"{one.dataset.about}: {len(one.ours.negative.records)}": None for one in found})
     return ExperimentResult(
-        f"{model}, prompts of {SHAPE.prompt} tokens and responses of {SHAPE.response}, texts {style} ({counts}). The "
-        f"paper's time-free estimator with {budget.samples} masks a text, and ours with {budget.evaluations}. '{OWN}' "
-        f"is what the model itself goes on with after the same prompts.",
+        f"{model.name}, prompts of {SHAPE.prompt} tokens and responses of {SHAPE.response}, texts {style} ({counts}). "
+        f"The paper's time-free estimator with {budget.samples} masks a text, and ours with {budget.evaluations}. "
+        f"'{OWN}' is what the model itself goes on with after the same prompts.",
         (_higher(english, model), _influence(english, model), _in_chinese(chinese, model)),
-        (_table(found), _estimators(found)),
+        (_table(found), _estimators(found), _settings(found, budget, model)),
         (*_histograms(found), _comparison(found)),
         {one.name: _numbers(one) for one in found},
     )
@@ -249,38 +228,51 @@ def _stands_for_an_llm(found: list[AuthorComparison]) -> AuthorComparison:
     return next((one for one in found if one.author != OWN), found[0])
 
 
-def _higher(found: list[AuthorComparison], model: str) -> Claim:
+def _higher(found: list[AuthorComparison], model: AskedModel) -> Claim:
     one = _stands_for_an_llm(found)
     note = " The model's own text stands for that of another one here." if one.author == OWN else ""
     return Claim(
         "Responses by a language model tend to receive higher average likelihoods than those of the dataset.",
-        f"{model}: the log likelihood of {one.author} minus that of {one.dataset.name} is "
+        f"{model.name}: the log likelihood of {one.author} minus that of {one.dataset.name} is "
         f"{signed_text(_gap(one.likely))} nats per token, above zero in "
         f"{_wins(one.likely)}; AUROC {interval_text(one.likely.auroc)}, p = {p_text(one.likely.p_value)} "
-        f"(the paper's estimator: AUROC {interval_text(one.likely_by_paper.auroc)}).{note}{_of(model)}",
-        verdict_on(one) if model == LARGE else "not tested here",
+        f"(the paper's estimator: AUROC {interval_text(one.likely_by_paper.auroc)}).{note}{model.reservation}",
+        verdict_on(one) if model.meant else "not tested here",
     )
 
 
-def _of(model: str) -> str:
-    return "" if model == LARGE else f" The claim is about {LARGE}, which --full asks."
+def _settings(found: list[AuthorComparison], budget: AuditBudget, model: AskedModel) -> ReportTable:
+    texts = " and ".join(sorted({f"{len(one.ours.negative.records)} of {one.dataset.name}" for one in found}))
+    short = not model.letters and any(one.dataset.name == "human" for one in found)
+    shape = f"{SHAPE.prompt} + {SHAPE.response}"
+    return settings_table(
+        [
+            ("model", "LLaDA-8B-Instruct", f"{model.name} (family {model.family})"),
+            ("tokens of prompt and response", "64 + 64", f"{shape}, {SHORT.prompt} of 'human'" if short else shape),
+            ("other continuations by", "LLaMA", ", ".join(sorted({one.author for one in found}))),
+            ("masks a text", "100 (public code: never all tokens at once)", f"{budget.samples}, as printed"),
+            ("texts", "all rows of the public files", texts),
+        ]
+    )
 
 
 def _wins(found: Separation) -> str:
     return "groups that are not paired" if found.pairs is None else f"{share_text(found.pairs.share)} of pairs"
 
 
-def _influence(found: list[AuthorComparison], model: str) -> Claim:
+def _influence(found: list[AuthorComparison], model: AskedModel) -> Claim:
     """Only a model that cannot have seen such text, and prefers it all the same, says anything about the inference."""
     others = [one for one in found if one.author != OWN]
     preferred = [one for one in others if likelier(one.likely) == "holds"]
-    innocent = model == SMALL and bool(others)
+    innocent = model.innocent and bool(others)
     inference = "Whether a preference shows influence takes a model of known training data that has one."
     if innocent and preferred:
         inference = "Such a preference needs no influence: text that holds few surprises has it."
     return Claim(
         "Higher likelihoods of text by a language model suggest that it influenced the model during training.",
-        " ".join([*([_innocence(model, preferred, others)] if innocent else []), inference, *map(_beside, others)]),
+        " ".join(
+            [*([_innocence(model.name, preferred, others)] if innocent else []), inference, *map(_beside, others)]
+        ),
         "does not hold" if innocent and preferred else "not tested here",
     )
 
@@ -300,7 +292,7 @@ def _beside(one: AuthorComparison) -> str:
     )
 
 
-def _in_chinese(found: list[AuthorComparison], model: str) -> Claim:
+def _in_chinese(found: list[AuthorComparison], model: AskedModel) -> Claim:
     says = "Chinese shows similar behaviour: generated continuations are likelier than those of the dataset."
     if not found:
         why = (
@@ -309,13 +301,15 @@ def _in_chinese(found: list[AuthorComparison], model: str) -> Claim:
         )
         return Claim(says, why, "not tested here")
     one = _stands_for_an_llm(found)
+    whose, note = f"those of {one.author}", ""
+    if one.author == OWN:
+        whose, note = "its own continuations", " There is no text of another language model."
+    foreign = " Transliterated prose is foreign to a model of English." if model.letters else ""
     return Claim(
         says,
-        f"{model} finds its own continuations likelier than those of the dataset by "
-        f"{signed_text(_gap(one.likely))} nats per token, in {_wins(one.likely)}; AUROC "
-        f"{interval_text(one.likely.auroc)}. There is no text of another language model."
-        f"{_of(model)}{' Transliterated prose is foreign to a model of English.' if model == SMALL else ''}",
-        verdict_on(one) if model == LARGE else "not tested here",
+        f"{model.name} finds {whose} likelier than those of the dataset by {signed_text(_gap(one.likely))} nats per "
+        f"token, in {_wins(one.likely)}; AUROC {interval_text(one.likely.auroc)}.{note}{model.reservation}{foreign}",
+        verdict_on(one) if model.meant else "not tested here",
     )
 
 

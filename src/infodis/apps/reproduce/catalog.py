@@ -1,7 +1,7 @@
 """All experiments, in the order of the paper."""
 
 from infodis.apps.reproduce.audit_llada import AuditLlada
-from infodis.apps.reproduce.dna import DnaConditional, DnaUnconditional
+from infodis.apps.reproduce.dna import DnaConditional, DnaOrder2, DnaUnconditional
 from infodis.apps.reproduce.experiment import Experiment
 from infodis.apps.reproduce.ood import OodText8
 from infodis.apps.reproduce.ratio import VarianceRatio
@@ -13,6 +13,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Theory(),
     DnaUnconditional(),
     DnaConditional(),
+    DnaOrder2(),
     VarianceTimeFree(),
     VarianceRatio(),
     OodText8(),

@@ -14,11 +14,10 @@ from infodis.figures import Figure
 from infodis.journal import Journal
 from infodis.models.options import ModelOptions
 from infodis.models.spec import ModelSpec
-from infodis.predictor import Predictor
 from infodis.result import Measured
 from infodis.train.config import Config
 from infodis.train.loop import train
-from infodis.train.records import Progress, Validation
+from infodis.train.records import Progress
 
 Size = Literal["smoke", "laptop", "full"]
 SIZES: tuple[Size, ...] = ("smoke", "laptop", "full")
@@ -64,6 +63,53 @@ class ExperimentResult:
     figures: tuple[Figure, ...] = ()
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The main ones, by name, as JSON has them."""
+    minutes: float | None = None
+    """That the run took; of one that was interrupted, its last part."""
+
+
+def settings_table(rows: Iterable[tuple[str, object, object]]) -> ReportTable:
+    """Settings of the paper beside those of a run: those that differ first."""
+    told = [(name, str(paper), str(here)) for name, paper, here in rows]
+    told.sort(key=lambda row: row[1] == row[2])
+    return ReportTable("Settings beside the paper's", ("setting", "the paper", "here"), tuple(told))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a run takes, at most, before it is run."""
+
+    passes: int
+    """Forward passes of the model that is asked."""
+    tokens: int
+    """In them."""
+    trained: int = 0
+    """Tokens of training."""
+    weights: float = 0.0
+    """Of the model that is asked; 0 if it is ours and small."""
+
+    FLOPS = 1.2e14
+    """A second on a GPU of the data centre: a third of what an A100 does at most in bfloat16."""
+
+    @property
+    def gpu_hours(self) -> float:
+        """Two operations a weight and token, on one GPU."""
+        return 2 * self.weights * self.tokens / self.FLOPS / 3600
+
+    def __str__(self) -> str:
+        told = f"{self.passes:,} forward passes, {self.tokens / 1e6:,.0f} M tokens"
+        if self.trained:
+            told += f", training on {self.trained / 1e6:,.0f} M tokens"
+        return f"{told}, about {self.gpu_hours:,.1f} GPU-hours" if self.weights else told
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+    """For tests of the paper's size: tiny networks, few steps, and a share of the texts; all else as in the paper."""
+
+    texts: int
+    """Of a group, at most."""
+    model: str | None = None
+    """In place of a model of billions of weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +124,13 @@ class Workspace:
     model: str | None = None
     """Another model than the experiment's own."""
     device: str = "auto"
+    authors: Path | None = None
+    """A clone of the authors' repository, whose data take the place of ours."""
+    train: bool = False
+    """Train toy networks here, instead of scoring those that ship."""
+    designs: tuple[str, ...] = ()
+    """Those that are run repeatedly; all of them if none is named."""
+    stand_in: StandIn | None = None
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
     """Called with what is under way, how much of it is done, and of how much."""
 
@@ -87,6 +140,28 @@ class Workspace:
     def pick(self, smoke: Any, laptop: Any, full: Any) -> Any:
         """The value for the size of this run."""
         return dict(zip(SIZES, (smoke, laptop, full), strict=True))[self.size]
+
+    @property
+    def exact(self) -> "Workspace":
+        """Where work that asks no model is done: as small as it gets in a test of the paper's size."""
+        return self if self.stand_in is None else dataclasses.replace(self, size="smoke")
+
+    @property
+    def trains(self) -> bool:
+        """Whether toy networks are trained by this run."""
+        return self.train or self.size == "full"
+
+    def shrunk(self, recipe: Any) -> Any:
+        """A recipe with a tiny network and a few steps if this is a test of the paper's size; else as it is."""
+        if self.stand_in is None:
+            return recipe
+        model = dataclasses.replace(recipe.model, size=None, width=16, blocks=1, heads=2)
+        optim = dataclasses.replace(recipe.optim, steps=2, warmup=1)
+        return dataclasses.replace(recipe, model=model, optim=optim, letters=min(recipe.letters, 64_000))
+
+    def few(self, count: int) -> int:
+        """So many texts, or fewer in a test of the paper's size."""
+        return count if self.stand_in is None else min(count, self.stand_in.texts)
 
     def keep(self, name: str, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """Something that JSON can hold: made now, or as an earlier run with the same settings made it."""
@@ -124,10 +199,11 @@ class Workspace:
         made = self.keep_each(name, settings, list(keys), lambda key: make(*keys[key]))
         return dict(zip(keys.values(), made, strict=True))
 
-    def trained(self, name: str, config: Config, teacher: Predictor | None = None) -> Path:
-        """A training run in the directory, from where it is; `config` names its files relative to the directory."""
-        out, reporter = self.directory / name, _TrainingReporter(name, self.progress)
-        train(config, out, base=self.directory, resume=out.exists(), reporter=reporter, teacher=teacher)
+    def trained(self, name: str, config: Config, base: Path | None = None) -> Path:
+        """A training run in the directory, from where it is; `config` names its files relative to `base`, or to it."""
+        place = base or self.directory
+        out, reporter = place / name, _TrainingReporter(name, self.progress)
+        train(config, out, base=place, resume=out.exists(), reporter=reporter)
         return out
 
     def find(self, name: str) -> Path | None:
@@ -145,7 +221,8 @@ class Workspace:
 
     def model_spec(self, small: str, large: str) -> ModelSpec:
         """The model that the user named, or that of the size."""
-        name = self.model or self.pick(small, small, large)
+        stand_in = None if self.stand_in is None else self.stand_in.model
+        name = self.model or stand_in or self.pick(small, small, large)
         dtype = "float32" if self.device == "cpu" else "bfloat16"
         return ModelSpec(name, ModelOptions(device=self.device, dtype=dtype))
 
@@ -166,7 +243,7 @@ class _TrainingReporter:
     def progress(self, report: Progress) -> None:
         self.tell(f"{self.name}: loss {report.nats / math.log(2):.4f} bits/token", report.step, report.steps)
 
-    def validation(self, report: Validation) -> None: ...
+    def validation(self, report: object) -> None: ...
 
     def message(self, text: str) -> None: ...
 
@@ -181,5 +258,8 @@ class Experiment(Protocol):
     """Where in the paper it is."""
     own_model: bool
     """Whether it makes its own, and takes no other."""
+
+    def cost(self, workspace: Workspace) -> Cost:
+        """What `run` will take, at most."""
 
     def run(self, workspace: Workspace) -> ExperimentResult: ...

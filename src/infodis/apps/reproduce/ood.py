@@ -27,56 +27,31 @@ from infodis.apps.reproduce.comparison import (
     strongest_confound,
     undecided,
 )
-from infodis.apps.reproduce.data import ENCYCLOPEDIA, GPT2, HELD_OUT, LETTERS, PAIRS, TO_TRAIN_ON
-from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Verdict, Workspace
+from infodis.apps.reproduce.experiment import Claim, Cost, ExperimentResult, Verdict, Workspace, settings_table
+from infodis.apps.reproduce.ood_texts import (
+    BUDGETS,
+    PAPERS,
+    OodBudget,
+    OodTexts,
+    as_in_the_paper,
+    gather_texts,
+    papers_tokenizer,
+)
 from infodis.apps.reproduce.prompts import (
-    Row,
-    TextCutter,
     WindowShape,
-    continuations,
-    elsewhere,
     evenly_spaced,
-    foreign,
-    shuffled,
 )
 from infodis.figures import Figure
-from infodis.files import atomic_text
 from infodis.models.spec import ModelSpec
-from infodis.models.tokenizers import Characters, Tokenizer, text8_style
 from infodis.result import Interval
-from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
 MODEL = "text8-tiny"
-PAPERS_MODEL = ModelConfig(length=256, size="small")
-PAPERS_OPTIM = OptimConfig(steps=7_500, batch=32, learning_rate=3e-4)
-
-
-@dataclasses.dataclass(frozen=True)
-class OodBudget:
-    """How much is scored, and how often. Forward passes: 2 main (samples + 2 evaluations) + 2 evaluations others."""
-
-    shape: WindowShape
-    main: int
-    """Texts of text8 and of the main foreign group, each."""
-    others: int
-    """Texts of each other group, at most."""
-    samples: int
-    """Masks of a text by the paper's estimator."""
-    evaluations: int
-    """Masks of a text by ours, with the prompt and again without it."""
-
-
-BUDGETS = {
-    "smoke": OodBudget(WindowShape(64, 64), main=10, others=6, samples=4, evaluations=4),
-    "laptop": OodBudget(WindowShape(128, 128), main=500, others=150, samples=100, evaluations=16),
-    "full": OodBudget(WindowShape(128, 128), main=500, others=500, samples=100, evaluations=64),
-}
-
 ABOUT = {
     "gpt": "what GPT-4 wrote elsewhere, after prompts of text8",
     "letters": "private letters after prompts of an encyclopedia",
     "shuffled": "the true responses, words in random order",
     "elsewhere": "true responses of other windows",
+    "gpt-letters": "the same foreign responses in the letters of text8",
     "gpt-own": "GPT-4's continuations of news, stories and abstracts",
     "human-own": "the human continuations of the same",
 }
@@ -84,42 +59,6 @@ ABOUT = {
 NOISY = (0.2, 0.5)
 """Share of the spread of a group that masks may make up: up to the first an estimate is called sharp, beyond the
 second it is mostly noise."""
-
-
-@dataclasses.dataclass(frozen=True)
-class OodTexts:
-    """The rows of all groups: the true ones, the main foreign ones, and others."""
-
-    names: tuple[str, str]
-    """Of the true and of the main foreign ones."""
-    true: list[Row]
-    foreign: list[Row]
-    others: dict[str, list[Row]]
-    untouched: list[str]
-    """Foreign texts as they were written, before they got the style of text8: one of each document."""
-
-
-def gather_texts(workspace: Workspace, budget: OodBudget, tokenizer: Tokenizer) -> OodTexts:
-    """Built-in paragraphs for a smoke run, files otherwise; all in the letters of text8."""
-    cut = TextCutter(budget.shape, None if isinstance(tokenizer, Characters) else tokenizer)
-    own: dict[str, list[Row]] = {}
-    if workspace.size == "smoke":
-        names, text = ("encyclopedia", "letters"), text8_style(ENCYCLOPEDIA)
-        documents = {f"{n}": one for n, one in enumerate(LETTERS)}
-    else:
-        names, text, pairs = ("text8", "gpt"), HELD_OUT.get(workspace), PAIRS.get(workspace)
-        documents = {str(record["id"]): record["y_llm"] for record in pairs}
-        fields = {"gpt-own": "y_llm", "human-own": "y_human"}
-        own = {name: list(continuations(pairs, field, cut))[: budget.others] for name, field in fields.items()}
-    true = cut.windows(text, budget.main)
-    some = evenly_spaced(true, budget.others)
-    return OodTexts(
-        names,
-        true,
-        foreign(true, {name: text8_style(one) for name, one in documents.items()}, cut),
-        {"shuffled": list(shuffled(some)), "elsewhere": list(elsewhere(some)), **own},
-        [found for one in documents.values() if (found := cut.start(one.strip())) is not None],
-    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -160,24 +99,33 @@ class OodText8:
     paper = "Figure 3"
     own_model = False
 
-    def run(self, workspace: Workspace) -> ExperimentResult:
-        check_extra()
+    def budget(self, workspace: Workspace) -> OodBudget:
+        """For the size of a run."""
         budget = BUDGETS[workspace.size]
-        papers_own = workspace.size == "full" and workspace.model is None
-        spec = workspace.model_spec(MODEL, as_in_the_paper(workspace) if papers_own else MODEL)
-        texts = gather_texts(workspace, budget, spec.load().tokenizer)
+        return dataclasses.replace(budget, main=workspace.few(budget.main), others=workspace.few(budget.others))
+
+    def cost(self, workspace: Workspace) -> Cost:
+        """Scoring, and the paper's training where it is repeated."""
+        budget = self.budget(workspace)
+        passes = 2 * budget.main * (budget.samples + 2 * budget.evaluations) + 8 * budget.evaluations * budget.others
+        recipe = workspace.shrunk(PAPERS)
+        return Cost(passes, passes * budget.shape.length, recipe.tokens if self._papers_own(workspace) else 0)
+
+    @staticmethod
+    def _papers_own(workspace: Workspace) -> bool:
+        return workspace.size == "full" and workspace.model is None
+
+    def run(self, workspace: Workspace) -> ExperimentResult:
+        """Texts first: where there are too few, that is told before a network is trained."""
+        check_extra()
+        budget = self.budget(workspace)
+        if self._papers_own(workspace):
+            texts = gather_texts(workspace, budget, papers_tokenizer(workspace))
+            spec = dataclasses.replace(workspace.model_spec(MODEL, MODEL), name=as_in_the_paper(workspace))
+        else:
+            spec = workspace.model_spec(MODEL, MODEL)
+            texts = gather_texts(workspace, budget, spec.load().tokenizer)
         return result(compare_groups(workspace, budget, texts, spec), spec.name)
-
-
-def as_in_the_paper(workspace: Workspace, model: ModelConfig = PAPERS_MODEL, optim: OptimConfig = PAPERS_OPTIM) -> str:
-    """Train the paper's network on text8 in GPT-2's tokens, from where an earlier run left it; returns where it is."""
-    workspace.directory.mkdir(parents=True, exist_ok=True)
-    for name, material in (("train.txt", TO_TRAIN_ON), ("valid.txt", HELD_OUT), ("tokenizer.json", GPT2)):
-        if not (workspace.directory / name).exists():
-            atomic_text(workspace.directory / name, material.get(workspace))
-    run = RunConfig(workspace.seed, workspace.device, precision="float32" if workspace.device == "cpu" else "bfloat16")
-    config = Config(model, DataConfig("train.txt", "valid.txt", "tokenizer.json"), optim, run)
-    return str(workspace.trained("network", config))
 
 
 def compare_groups(workspace: Workspace, budget: OodBudget, texts: OodTexts, spec: ModelSpec) -> OodComparisons:
@@ -217,7 +165,7 @@ def result(found: OodComparisons, model: str) -> ExperimentResult:
         f"({ABOUT[found.main]}): by the paper's time-free estimator with {both.samples} masks a text, and by ours "
         f"with {both.evaluations}, which meets the same masks again without the prompt. Other groups by ours alone.",
         (_separation(found), _unrelated(found), _model_or_letters(found), _variance(found)),
-        (_groups(found), _estimators(found)),
+        (_groups(found), _estimators(found), _settings(found, model)),
         (*_histograms(found), _curves(found), _comparison(found)),
         _numbers(found),
     )
@@ -303,6 +251,21 @@ def _variance(found: OodComparisons) -> Claim:
 def precision_verdict(noise: float) -> Verdict:
     """Whether estimates show texts or masks."""
     return "holds" if noise <= NOISY[0] else "holds in part" if noise <= NOISY[1] else "does not hold"
+
+
+def _settings(found: OodComparisons, model: str) -> ReportTable:
+    shape, texts = found.shape, found.texts
+    return settings_table(
+        [
+            ("model", "RADD, 8 blocks of 256, 7,500 x 32 windows of text8 in GPT-2's tokens", model),
+            ("tokens of prompt and response", "128 + 128", f"{shape.prompt} + {shape.response}"),
+            ("texts", "500 + 500", f"{len(texts.true)} + {len(texts.foreign)}"),
+            ("foreign texts", "ten sentences of a story, repeated at random (public file)", ABOUT[found.main]),
+            ("style of foreign texts", "capitals and punctuation (public file)", "in the letters of text8"),
+            ("masks a text", "100 (public code: never all tokens at once)", f"{found.both.samples}, as printed"),
+            ("NLL of a mask", "sum over masked tokens (public code: their mean)", "sum over masked tokens"),
+        ]
+    )
 
 
 def _groups(found: OodComparisons) -> ReportTable:

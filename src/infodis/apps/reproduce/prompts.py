@@ -4,8 +4,9 @@ A row has an `id`. What is cut from one document has its name before a slash: su
 """
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,33 @@ class TextCutter:
             return None
         return self._text(self._tokens(f" {text}")[: self.shape.response])
 
+    def drawn(self, text: str, count: int, length: int, *, generator: torch.Generator) -> list[tuple[int, str]]:
+        """Windows of so many tokens at random places, which may overlap, with the place where each begins.
+
+        Those that begin or end within a character are passed over: as text they would not read back.
+        """
+        tokens = self._tokens(text)
+        places = len(tokens) - length + 1
+        if places < 1:
+            raise InputError(f"A text of {len(tokens):,} tokens has no window of {length}. Take a longer one.")
+        order = torch.randperm(places, generator=generator).tolist()
+        good = ((place, self._text(tokens[place : place + length])) for place in order)
+        found = list(itertools.islice((one for one in good if self.count(one[1]) == length), count))
+        if len(found) < count:
+            raise InputError(
+                f"{count} windows of {length} tokens are wanted; a text of {len(tokens):,} tokens has {len(found)} at "
+                "different places. Take a longer one."
+            )
+        return found
+
+    def cut(self, text: str, tokens: int) -> str:
+        """The first tokens of a text."""
+        return self._text(self._tokens(text)[:tokens])
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(self._tokens(text))
+
     def pieces(self, text: str) -> Iterator[str]:
         """Parts of a text behind each other, each as long as a response and beginning with a word."""
         while (piece := self.start(text)) is not None:
@@ -137,6 +165,42 @@ def continuations(
         response = started[field]
         if prompt is not None and response is not None and None not in started.values():
             yield {"id": str(record["id"]), "prompt": prompt, "response": response}
+
+
+def as_authors_drew(true: str, other: str, count: int, cut: TextCutter, *, seed: int) -> tuple[list[Row], list[Row]]:
+    """Windows at random places of a text, and after their prompts random windows of another.
+
+    They overlap: rows that begin in the same stretch of the first text are one document's.
+    """
+    shape = cut.shape
+    windows = cut.drawn(true, count, shape.length, generator=stream(seed, "windows"))
+    responses = cut.drawn(other, count, shape.response, generator=stream(seed, "responses"))
+    rows, others = [], []
+    for number, ((place, window), (_, response)) in enumerate(zip(windows, responses, strict=True)):
+        prompt = cut.cut(window, shape.prompt)
+        row = {"id": f"{place // shape.length}/{number}", "prompt": prompt}
+        rows.append({**row, "response": window[len(prompt) :]})
+        others.append({**row, "response": response})
+    return rows, others
+
+
+LEAST = 0.5
+"""The share of a prompt's and of a response's tokens that a row of the authors must have, to be kept."""
+
+
+def equally_long(
+    records: Sequence[Mapping[str, str]], cut: TextCutter, style: Callable[[str], str]
+) -> dict[str, list[Row]]:
+    """How the dataset (y) and LLaMA (z) go on after a prompt (x), both cut to the tokens of the shorter."""
+    found: dict[str, list[Row]] = {"y": [], "z": []}
+    for record in records:
+        prompt, texts = style(record["x"]), {field: style(record[field]) for field in found}
+        length = min(cut.shape.response, *map(cut.count, texts.values()))
+        before = cut.end(prompt) or prompt
+        if cut.count(before) >= LEAST * cut.shape.prompt and length >= LEAST * cut.shape.response:
+            for field, text in texts.items():
+                found[field].append({"id": record["id"], "prompt": before, "response": cut.cut(text, length)})
+    return found
 
 
 def foreign(rows: Sequence[Row], documents: Mapping[str, str], cut: TextCutter) -> list[Row]:

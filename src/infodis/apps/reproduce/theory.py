@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from infodis.apps.report import values
-from infodis.apps.reproduce.experiment import Claim, ExperimentResult, Verdict, Workspace
+from infodis.apps.reproduce.experiment import Claim, Cost, ExperimentResult, Verdict, Workspace
 from infodis.design import Enumerate
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
@@ -256,6 +256,10 @@ class Theory:
     title = "Every identity of the theory"
     paper = "Sections 3 and 4"
     own_model = True
+
+    def cost(self, workspace: Workspace) -> Cost:
+        """No model is asked."""
+        return Cost(0, 0)
 
     def run(self, workspace: Workspace) -> ExperimentResult:
         every = {identity.name: identity for identity in (*IDENTITIES, AS_PRINTED)}

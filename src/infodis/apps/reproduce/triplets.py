@@ -21,6 +21,8 @@ from infodis.rng import key, stream
 MODEL, PAPERS_MODEL = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
 LONGEST = 4096
 """Tokens of a window, for models that do not say how long their rows are."""
+TYPICAL, WEIGHTS = 160, 8e9
+"""Tokens of a row of such texts, by a generous guess, and weights of the paper's model: for costs told in advance."""
 ROOM = 32
 """Tokens of a window that are left to the prompt, at least."""
 

@@ -25,8 +25,8 @@ import torch
 
 from infodis import figures
 from infodis.apps.bench.experiments import DESIGNS
+from infodis.apps.bench.moments import LOWEST, Moments, law
 from infodis.apps.reproduce.experiment import Claim, Verdict, Workspace, at_least
-from infodis.apps.reproduce.moments import LOWEST, Moments, law
 from infodis.figures import Figure
 from infodis.item import Item
 from infodis.oracle import MarkovChain, Oracle

@@ -111,10 +111,14 @@ _HEAD = """# The paper, reproduced
 
 Written by `infodis reproduce NAME --document FILE`, every section from its own run. No number was typed by hand.
 
-`infodis reproduce all` runs everything, in the size of a laptop with two cores; `--full` is the paper's own size,
-`--smoke` shows that it runs. Rerun a killed command to resume. Texts that cannot be shipped are taken from
-`--data DIR`, from `data`, or fetched from the Hugging Face hub (`pip install 'infodis[reproduce]'`); two files are on
-no hub, and the message says where they are to be had."""
+`infodis reproduce all` runs everything, in the size of a laptop with two cores; `--full` is the paper's own size
+(`--dry-run` says what it takes), `--smoke` shows that it runs. Rerun a killed command to resume. Texts that cannot be
+shipped are taken from `--data DIR`, from `data`, or fetched from the Hugging Face hub (`pip install
+'infodis[reproduce]'`); two files are on no hub, and the message says where they are to be had.
+
+Toy networks are trained plainly: random weights, drawn letters, AdamW, one loss. In the size of a laptop those that
+ship are scored, and `--train` repeats their training. `--authors DIR` takes the data of the authors' own repository
+(`git clone https://github.com/Dongjae0324/infodis DIR`); nothing of it is shipped."""
 _MARK = "<!-- experiment: {} -->\n\n"
 
 
@@ -133,13 +137,25 @@ def sections_of(path: Path) -> dict[str, str]:
 def _section(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> str:
     parts = [
         f"## {experiment.title}",
-        f"`infodis reproduce {experiment.name}` ({workspace.size}, seed {workspace.seed}) · {experiment.paper}",
+        f"`{_command(experiment, workspace)}` ({_told(result, workspace)}) · {experiment.paper}",
         result.about,
         markdown(_claims(result)),
         *(f"### {table.title}\n\n{markdown(table)}" for table in result.tables),
         *(_picture(experiment, figure) for figure in result.figures),
     ]
     return "\n\n".join(parts)
+
+
+def _command(experiment: Experiment, workspace: Workspace) -> str:
+    words = ["infodis reproduce", experiment.name, *(["--full"] if workspace.size == "full" else [])]
+    words += ["--train"] if workspace.train else []
+    words += ["--authors DIR"] if workspace.authors is not None else []
+    return " ".join(words)
+
+
+def _told(result: ExperimentResult, workspace: Workspace) -> str:
+    time = "" if result.minutes is None else f", {result.minutes:.1f} minutes"
+    return f"{workspace.size}, seed {workspace.seed}{time}"
 
 
 def _picture(experiment: Experiment, figure: Figure) -> str:
