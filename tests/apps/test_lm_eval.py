@@ -1,6 +1,7 @@
 """lm-evaluation-harness with our model class: exact on oracles, resumable, and through its real command line."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -60,8 +61,8 @@ class OracleNetwork(Network):
     def token_nll(self, features, tokens):
         return -features.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
-    def log_conditionals(self, tokens):
-        return self.oracle.log_conditionals(tokens)
+    def logits(self, features):
+        return features
 
 
 class BrokenNetwork(OracleNetwork):
@@ -364,10 +365,10 @@ def test_texts_are_cut_and_drawn(chain):
     assert "c" not in text
     drawn = {"max_gen_toks": 8, "do_sample": True, "temperature": 1.0}
     requests = [Instance("generate_until", {}, ("ab", drawn), 0, ("task", 0, 1))] * 6
-    texts = InfodisLM(model, sampler="one-by-one").generate_until(requests)
+    texts = InfodisLM(model, sampler="random").generate_until(requests)
     assert len(texts) == 6
     assert len(set(texts)) > 1
-    assert texts == InfodisLM(model, sampler="one-by-one").generate_until(requests)
+    assert texts == InfodisLM(model, sampler="random").generate_until(requests)
     with pytest.raises(InputError, match="do not fit into a row of 32"):
         InfodisLM(model).generate_until([Instance("generate_until", {}, ("ab", {}), 0, ("task", 0, 1))])
 
@@ -394,12 +395,138 @@ def test_chance_of_another_decision_against_draws():
         ({"design": "best"}, "A design is one of"),
         ({"max_length": 0}, "at least 1"),
         ({"batch_size": "many"}, "whole number or auto"),
-        ({"sampler": "dice"}, "A sampler is one of"),
+        ({"sampler": "dice"}, "A rule is one of"),
     ],
 )
 def test_wrong_arguments_are_told(given, message):
     with pytest.raises(InputError, match=message):
         ModelArgs.read(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("text8-tiny", {"block_size": 4}, "block_size must be an option that the model can honour"),
+        ("text8-tiny", {"block_origin": "response"}, "has no blocks of several tokens"),
+        ("text8-block4", {"block_size": 8}, "block_size must be an option that the model can honour"),
+        ("text8-block4", {"causal": True}, "causal must be an option that the model can honour"),
+        ("text8-block4", {"block_origin": "there"}, "block_origin is one of global, response"),
+        ("text8-causal", {"block_origin": "response"}, "has no blocks of several tokens"),
+        ("text8-causal", {"steps": 3}, "one forward pass a token"),
+    ],
+)
+def test_wrong_combinations_are_told(name, given, message):
+    with pytest.raises(InputError, match=message):
+        InfodisLM(name, device="cpu", **given)
+
+
+def test_a_model_that_is_handed_over_takes_no_options():
+    with pytest.raises(InputError, match="got block_size too"):
+        InfodisLM(infodis.load("text8-tiny"), block_size=4)
+
+
+# Models of blocks and causal ones: exact, whatever the prompt cuts
+
+
+def exact_nll(model, prompt, text):
+    """The mask average by its definition, block by block, by rows [noisy ; clean]; of a causal model the chain rule."""
+    tokens, start, size = model.encode(prompt + text), len(prompt), model.blocks.size
+    origin = start if model.blocks.origin == "response" else 0
+    blocks = (torch.arange(len(tokens)) - origin).div(size, rounding_mode="floor")
+    if model.network.causal:
+        masked = torch.arange(len(tokens)) >= start
+        return float(model.network.surprisal(tokens[None], masked[None]).sum())
+    total = 0.0
+    for block in blocks[start:].unique():
+        places = [place for place in range(start, len(tokens)) if blocks[place] == block]
+        subsets = [list(some) for n in range(len(places)) for some in itertools.combinations(places, n + 1)]
+        noisy = torch.stack([tokens.index_fill(0, torch.tensor(hidden), model.mask_token) for hidden in subsets])
+        features = model.network.plain_features(noisy, tokens.expand(len(noisy), -1), blocks=blocks[None])
+        costs = -model.network.logits(features).log_softmax(-1)[:, range(len(tokens)), tokens]
+        for cost, hidden in zip(costs, subsets, strict=True):
+            total += float(cost[hidden].sum()) / (len(hidden) * math.comb(len(places), len(hidden)))
+    return total
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("text8-block4", {}),
+        ("text8-block4", {"block_origin": "response"}),
+        ("text8-block4", {"race": "acc"}),
+        ("text8-causal", {}),
+    ],
+)
+def test_models_of_blocks_against_enumeration(name, given):
+    """Choices of unequal length, after prompts that end in a block; read together, with one clean pass a prompt."""
+    lm = InfodisLM(name, device="cpu", **given)
+    prompts = ["the capital city of france is", "in one nine eight four he became the"]
+    choices = [" paris", " a", " not known", " paris which"]
+    requests = [
+        ask(prompt, choice, doc=doc, number=number)
+        for doc, prompt in enumerate(prompts)
+        for number, choice in enumerate(choices)
+    ]
+    found = lm.loglikelihood(requests, True)
+    exact = [-exact_nll(lm.model, *one.args) for one in requests]
+    assert [value for value, _ in found] == pytest.approx(exact, abs=1e-4)
+    assert given.get("race") or all(error.variance == 0 for error in lm._errors)
+    lengths = sum(len(prompt) for prompt in prompts) + sum(len(choice) for choice in choices) * len(prompts)
+    assert lm.model.clean_texts.tokens <= lengths + 2 * 8  # each prompt once
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["text8-block4", "text8-causal"])
+def test_rolling_texts_against_enumeration(name):
+    """Windows of a text, given some of what comes before, which may end inside a block."""
+    text = "the first edition appeared in nineteen twenty one and was sold out"
+    lm = InfodisLM(name, device="cpu", max_length=40, stride=18)
+    found = lm.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0, ("task", 0, 1))], True)
+    windows = RequestReader(lm.model, 40, 18).windows(RequestId("task", 0, 0), text).windows
+    parts = [(lm.model.decode(one.tokens), one.context.numel()) for one in windows]
+    assert "".join(part[context:] for part, context in parts) == text
+    assert any(context % 4 for _, context in parts)
+    exact = sum(exact_nll(lm.model, part[:context], part[context:]) for part, context in parts)
+    assert found == pytest.approx([-exact], abs=2e-4)
+
+
+@pytest.mark.parametrize("name", ["text8-block4", "text8-causal", "text8-tiny"])
+def test_writing_ends_at_a_stop_text(name):
+    """The text is what it would be without, cut; the passes behind it are saved where blocks follow one another."""
+    asked = {"max_gen_toks": 24, "do_sample": False}
+    lms = [InfodisLM(name, device="cpu", sampler="most-confident:4") for _ in range(2)]
+    contexts = ["the president of the united ", "in one nine eight "]
+    found = []
+    for lm, until in zip(lms, ([], [" "]), strict=True):
+        requests = [
+            Instance("generate_until", {}, (context, {**asked, "until": until}), 0, ("task", doc, 1))
+            for doc, context in enumerate(contexts)
+        ]
+        found.append(lm.generate_until(requests, True))
+    assert found[1] == [text.split(" ")[0] for text in found[0]]
+    generator = TextGenerator(RequestReader(lms[1].model), lms[1].args, ResponseCache(None, {}))
+    for text, (_, spent) in zip(
+        found[1], generator.write([GenerationRequest(c, 24, (" ",), 0.0) for c in contexts]), strict=True
+    ):
+        assert spent <= len(text) + 5
+
+
+def test_drawn_texts_do_not_depend_on_their_batch():
+    """Of a model whose blocks begin with the response, at a temperature of its own."""
+    model = infodis.load("text8-block4", block_origin="response")
+    contexts = ["the president of the united ", "in one nine eight ", "a"]
+    requests = [GenerationRequest(context, 9, (), 0.7) for context in contexts]
+    alone, together = (
+        [
+            text
+            for some in parts
+            for text in TextGenerator(RequestReader(model), ModelArgs(), ResponseCache(None, {})).write(some, 2)
+        ]
+        for parts in ([[one] for one in requests], [requests])
+    )
+    assert alone == together
+    assert all(len(texts) == 2 and texts[0] != texts[1] for texts, _ in together)
 
 
 def test_chat_templates_are_not_read_twice(tmp_path):
@@ -409,8 +536,8 @@ def test_chat_templates_are_not_read_twice(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     shutil.copytree(ROOT / "tests" / "references" / "llada", tmp_path / "chat")
-    vocabulary = {word: n for n, word in enumerate(["<s>", "user", "hi", "there", "bot"])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="hi"))
+    vocabulary = {word: n for n, word in enumerate(["<s>", "user", "hi", "there", "bot", "<unk>"])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.add_special_tokens(["<s>"])
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])

@@ -314,6 +314,7 @@ def all_figures():
             name="beside",
             title="Beside",
         ),
+        figures.columns({"<A>": [1.0, 2.0], "B": [1.5, 1.9]}, labels=["<x>", "y"], axis="nats"),
         figures.matrix([[0.5] * 24, [-1.0] * 24], rows=["<A>", " "], columns=["'] + alert(1) + ['"] * 24),
     ]
 

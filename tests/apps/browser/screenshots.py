@@ -8,8 +8,9 @@ import argparse
 import shutil
 from pathlib import Path
 
-from conftest import FLAGS
 from playwright.sync_api import Browser, sync_playwright
+
+from conftest import FLAGS
 
 PICTURES = {
     "report-light": ("light", 1100, 1330, None),

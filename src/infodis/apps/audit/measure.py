@@ -86,7 +86,14 @@ class PromptedItem:
         start = len(before) if tokens[: len(before)] == before else 0
         stop = item.length - (len(behind) if behind and tokens[-len(behind) :] == behind else 0)
         prompt = (item.context >= start) & (item.context < stop)
-        return PromptedItem(item, Item(item.tokens, item.target, item.context[~prompt]) if bool(prompt.any()) else None)
+        if not bool(prompt.any()):
+            return PromptedItem(item, None)
+        if model.blocks is None:
+            return PromptedItem(item, Item(item.tokens, item.target, item.context[~prompt]))
+        kept = torch.cat(
+            [item.context[~prompt], item.target]
+        )  # from a model of blocks nothing can be hidden but taken out
+        return PromptedItem(item, Item.read(item.tokens[kept], context=range(int((~prompt).sum()))))
 
 
 def measure_rows(
@@ -199,7 +206,7 @@ class AuditJob(ReferenceJob[Scored, RowMeasurement]):
             "design": str(found.design),
             "stopped": found.stopped,
             "seed": self.seed,
-            "model": self.model.fingerprint,
+            **self.model_fields,
             "text": row.texts()[1],
             **token_fields(row, self.loaded_model, ready.item, found.per_token, found.per_token_error),
         }

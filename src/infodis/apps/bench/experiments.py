@@ -31,6 +31,7 @@ from infodis.design import (
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item
+from infodis.models.loading import load
 from infodis.oracle import MarkovChain
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
 from infodis.quantities.ratio import Comparison, Ratio, Side, compare
@@ -338,9 +339,39 @@ def overhead(*, sequences: int = 1000, rows: int = 128, length: int = 64) -> Ite
             seconds = time.perf_counter() - start
             work = f"{name}: {sequences} sequences x {rows} rows x {length} positions"
             yield Timing(work, seconds, sequences * rows / seconds, "rows/s")
+        for target in (64, 1024, 4096):
+            yield _time_long(target, rows=rows)
+        yield from _time_surrogate(rows)
         yield _time_oracle()
     finally:
         torch.set_num_threads(threads)
+
+
+def _time_long(target: int, *, rows: int, positions: int = 8192) -> Timing:
+    """Planning, control and summing of targets of that length, as many positions in all."""
+    items = [Item.read(torch.randint(4, (target,), generator=stream(n, "long"))) for n in range(positions // target)]
+    start = time.perf_counter()
+    estimate_items(Instant(), items, Request(Tiled(), Neighbours(), rows), seed=0)
+    seconds = time.perf_counter() - start
+    work = f"nll, Tiled with Neighbours: {len(items)} sequences x {rows} rows x {target} positions"
+    return Timing(work, seconds, rows * positions / seconds, "positions/s")
+
+
+def _time_surrogate(rows: int, *, length: int = 64) -> Iterator[Timing]:
+    """A network and its surrogate on the same masked rows."""
+    model = load("text8-tiny")
+    if model.surrogate is None or model.surrogate.predictor is None:
+        return
+    text = model.encode("the history of the city begins with a small settlement on the river and")[:length]
+    layout = Tiled().layout(length, rows)
+    generators = [stream(0, "surrogate", n) for n in range(layout.replicates)]
+    masked = Tiled().masks(*numbers(length, layout, generators))[0].flatten(0, 1)
+    for name, predictor in (("text8-tiny", model), ("its surrogate", model.surrogate.predictor)):
+        predictor.surprisal(text.expand(2, -1), masked[:2])
+        start = time.perf_counter()
+        predictor.surprisal(text.expand(len(masked), -1), masked)
+        seconds = time.perf_counter() - start
+        yield Timing(f"{name}: {len(masked)} rows of {length} characters", seconds, len(masked) / seconds, "rows/s")
 
 
 def _time_oracle(rows: int = 8192, length: int = 32) -> Timing:

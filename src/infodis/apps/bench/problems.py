@@ -63,6 +63,51 @@ TEXTS = (
 )
 
 
+ENDINGS = (
+    "the castle was built on a hill above the valley",
+    "most of the island is covered by tropical forest",
+    "the river flows through several towns to the sea",
+    "a prime number has no divisors except one and itself",
+    "the first printed books appeared in the fifteenth century",
+    "water boils at one hundred degrees at sea level",
+    "the party won the general election of that year",
+    "many birds migrate south before the winter begins",
+    "he published his first novel at the age of thirty",
+    "the language is spoken by about two million people",
+    "light travels faster in air than it does in glass",
+    "the railway connected the harbour with the capital",
+    "her father was a teacher in a small mountain village",
+    "iron is the most common element in the earth by mass",
+    "the treaty ended a war that had lasted seven years",
+    "some species of fish can live in salt and fresh water",
+    "the museum holds a large collection of old paintings",
+    "in chess each player starts the game with sixteen pieces",
+    "the band recorded two albums before they broke up",
+    "coffee was brought to europe by traders from the east",
+    "the university was founded by the king four centuries ago",
+    "a triangle with three equal sides has three equal angles",
+    "the planet has two small moons and a thin atmosphere",
+    "farmers in the region grow wheat and raise cattle",
+    "the film was directed by a student of the old master",
+    "its population doubled after the second world war",
+    "the theory explains why the tides follow the moon",
+    "sailors used the stars to find their way at night",
+    "the bridge was destroyed by a flood and never rebuilt",
+    "children learn to speak before they learn to read",
+    "the court decided that the law was not constitutional",
+    "gold and silver were mined in the northern mountains",
+    "the machine could print a thousand pages in an hour",
+    "every summer the village holds a festival of music",
+    "the church stands on the ruins of a roman temple",
+    "plants need light and carbon dioxide in order to grow",
+    "the army crossed the desert with very little water",
+    "in autumn the leaves of these trees turn yellow and red",
+    "the empire was divided between the three sons",
+    "a dictionary lists the words of a language in order",
+)
+"""Sentences whose ending is to be preferred over that of another one."""
+
+
 def text_problem(*, count: int = 2, prompt: int = 40, target: int = 12) -> Problem:
     """Sentences under text8-tiny: some characters given those before them."""
     model = load("text8-tiny")

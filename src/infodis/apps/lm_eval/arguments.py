@@ -8,8 +8,9 @@ from infodis.auto import design_named
 from infodis.errors import InputError
 from infodis.estimate import DEFAULT_EVALUATIONS, Request
 from infodis.quantities.choose import Race
+from infodis.reveal import RevealRule
 from infodis.rng import check_seed
-from infodis.sampling import Sampler, sampler_named
+from infodis.sampling import sampler_named
 from infodis.settings import settings_of, uncompared, versions
 
 METRICS = ("acc", "acc_norm", "acc_bytes")
@@ -40,7 +41,7 @@ class ModelArgs:
     """Put the model's begin token before every context, not only where there is none."""
     stride: int | None = None
     """Tokens scored per window of a long text, given the rest of it. Unless given: all, given nothing."""
-    sampler: str = "confident"
+    sampler: str = "most-confident"
     steps: int | None = None
     """Forward passes for an answer. Unless given, one for every token."""
     max_gen_toks: int = 256
@@ -62,7 +63,7 @@ class ModelArgs:
         check_seed(self.seed)
         self.request()
         self.running()
-        self.sampling(self.max_gen_toks, draw=False)
+        self.rule(self.max_gen_toks)
 
     @staticmethod
     def read(given: dict[str, Any]) -> "ModelArgs":
@@ -95,14 +96,9 @@ class ModelArgs:
         """The metric that races are about, if there are any."""
         return "acc" if self.race is True else self.race or None
 
-    def sampling(self, tokens: int, *, draw: bool) -> Sampler:
-        """How an answer of so many tokens is filled in; `draw` tokens instead of taking the likeliest."""
-        words: dict[str, int] = {}
-        if self.steps is not None and self.sampler.startswith("confident"):
-            words["at_once"] = -(-tokens // self.steps)
-        elif self.steps is not None:
-            words["steps"] = self.steps
-        return sampler_named(self.sampler, greedy=not draw, **words)
+    def rule(self, tokens: int) -> RevealRule:
+        """By what rule an answer of so many tokens is filled in; by a model of blocks, in each of them."""
+        return sampler_named(self.sampler, steps=self.steps, tokens=tokens)
 
     def settings(self) -> dict[str, Any]:
         """Everything here that a response depends on."""

@@ -8,7 +8,7 @@ and, summed up, into the harness's results.
 import collections
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,10 @@ class InfodisLM(DistributedLM):
         options = ModelOptions(device=device or "auto", dtype=dtype, **{name: given.pop(name) for name in names})
         self.args = ModelArgs.read(given)
         if isinstance(pretrained, Model):
-            self.model = pretrained
+            self.model = _as_it_is(pretrained, names)
         else:
             self.model = load_with(pretrained, dataclasses.replace(options, device=local_device(options.device)))
+        _check_steps(self.model, self.args)
         self._device = self.model.device
         self._settings = (
             self.args.settings() | _computed_in(self.model) | {"trust_remote_code": options.trust_remote_code}
@@ -202,11 +203,29 @@ class InfodisLM(DistributedLM):
         return tqdm(total=total, desc=f"infodis: {what}", disable=True if quiet or self.rank else None)
 
 
+def _as_it_is(model: Model, options: Collection[str]) -> Model:
+    """A model that was loaded before, for which it is too late to say how."""
+    if options:
+        raise InputError(
+            f"A model that is handed over is taken as it is, got {', '.join(sorted(options))} too. Say so where it is "
+            "loaded: infodis.load(...)."
+        )
+    return model
+
+
+def _check_steps(model: Model, args: ModelArgs) -> None:
+    if model.network.causal and args.steps is not None:
+        raise InputError(
+            f"An autoregressive model takes one forward pass a token, got steps={args.steps} with {model.name}. Leave "
+            "steps out."
+        )
+
+
 def _computed_in(model: Model) -> dict[str, Any]:
     """How a model computes, however it was loaded."""
     weights = next(model.network.parameters(), None)
     dtype = None if weights is None else str(weights.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "autocast": model.autocast, "device": model.device.type}
+    return {"dtype": dtype, "autocast": model.autocast, "device": model.device.type, **model.wiring}
 
 
 def _identity(model: Model) -> dict[str, str]:

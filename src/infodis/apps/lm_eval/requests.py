@@ -231,7 +231,7 @@ class RequestReader:
 
     def without_special(self, context: str) -> str:
         """Without the special tokens that the tokenizer adds: a chat template writes them out."""
-        before, _ = self.around
+        before, _ = self.model.tokenizer.around()
         return context.removeprefix(self.model.tokenizer.decode(before)) if before else context
 
     def windows(self, id: RequestId, text: str) -> RollingRequest:
