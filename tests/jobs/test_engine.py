@@ -352,6 +352,14 @@ def test_other_settings_are_refused_by_name(rows, tmp_path):
     assert finished.totals["rows"] == ROWS
 
 
+def test_a_run_that_finished_nothing_binds_nobody(rows, tmp_path):
+    """Who forgot an option, and was told so when the model was loaded, gives it and goes on."""
+    out = tmp_path / "out.jsonl"
+    interrupted(rows, out, after=0)
+    assert (stores.work_directory(out) / stores.SETTINGS).exists()
+    assert run(plan(rows, out, settings={"block_size": 4})).fresh
+
+
 def test_a_finished_output_is_kept(rows, tmp_path):
     out = tmp_path / "out.jsonl"
     first = run(plan(rows, out))

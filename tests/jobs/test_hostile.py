@@ -186,7 +186,7 @@ def test_a_number_that_would_overflow_is_an_error_and_no_value(low):
     with pytest.raises(PredictorError, match="surprisal must be"):
         infodis.nll(predictor, [0, 1, 0, 1, 1])
     with pytest.raises(PredictorError, match="surprisal must be"):
-        infodis.order_nll(predictor, [0, 1, 1], order="most-confident-first")
+        infodis.order_nll(predictor, [0, 1, 1], order="most-confident")
     assert infodis.nll(predictor, [0, 0, 0]).value == 0  # what is never asked for may be as small as it likes
     assert infodis.nll(predictor, [0, 2, 0]).impossible
     with pytest.raises(PredictorError, match="gaussian_nll must be a number"):

@@ -1,6 +1,7 @@
 """Rows of inputs of any size: all good ones are read, all bad ones are told, in any cut."""
 
 import csv
+import dataclasses
 import gzip
 import io
 import json
@@ -1029,6 +1030,8 @@ def test_the_mask_in_a_text_is_told():
 def test_what_no_model_says_is_not_asked():
     """Dream's output is about the next token: its first is only ever context."""
     model = infodis.load(REFERENCES / "dream", tokenizer=words())
+    assert model.loaded.begin_token is None  # its configuration names a word
+    model = dataclasses.replace(model, loaded=dataclasses.replace(model.loaded, begin_token=37))
     assert refused(model, entry(tokens=[3, 4, 5]))[1].endswith("put others before it.")
     assert entry(tokens=[3, 4, 5], context=[0]).scored(model).item.target.tolist() == [1, 2]
     row = entry(prompt="w3 w4 ", response="w5 w6 w7")
@@ -1036,7 +1039,7 @@ def test_what_no_model_says_is_not_asked():
     cut_off = row.scored(model, Reading(max_length=4, truncate="left"))
     assert (cut_off.item.tokens.tolist(), cut_off.item.target.tolist()) == ([4, 5, 6, 7], [1, 2, 3])
     begun = row.scored(model, Reading(max_length=3, truncate="left"))
-    assert (begun.item.tokens.tolist(), begun.item.target.tolist()) == ([1, 6, 7], [1, 2])
+    assert (begun.item.tokens.tolist(), begun.item.target.tolist()) == ([37, 6, 7], [1, 2])
     assert (begun.item.context.tolist(), begun.truncated, begun.bytes) == ([0], 3, None)
 
 

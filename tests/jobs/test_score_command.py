@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from command_line import invoke
 
 import infodis
 from infodis.errors import InputError
+from infodis.models.files import locate
 
 TEXTS = ["the cat sat on the mat", "seven wizards", "a", "the capital of france is paris", "zzzz qqqq"]
 FEW = ["--evaluations", "16", "--threads", "1"]
@@ -46,6 +48,23 @@ def test_score_is_nll_of_every_row(rows, tmp_path):
         assert record["model"] == model.fingerprint
     assert "bits per byte" in found.output
     assert read(tmp_path / "out.jsonl")[2]["evaluations"] == 1  # one token: one forward pass
+
+
+@pytest.mark.parametrize("quantity", ["pll", "pll-within-words"])
+def test_other_quantities_are_those_of_python(rows, tmp_path, quantity):
+    out = tmp_path / "out.jsonl"
+    found = invoke("score", rows, "--out", out, "--threads", "1", "--quantity", quantity, "--per-token")
+    alone = infodis.score("text8-tiny", TEXTS, quantity=quantity)
+    for record, one in zip(read(out), alone, strict=True):
+        assert record["quantity"] == quantity.replace("-", "_")
+        assert record["value"] == pytest.approx(one.value, abs=1e-4)
+        assert (record["evaluations"], record["standard_error"], record["stopped"]) == (one.tokens, 0.0, "exact")
+        assert sum(record["per_token"]) == pytest.approx(record["value"], abs=1e-4)
+    summary = json.loads((tmp_path / "out.jsonl.manifest.json").read_text())["summary"]
+    assert summary["pseudo_perplexity"] == pytest.approx(alone.perplexity, rel=1e-5)
+    assert "pseudo-perplexity per token" in found.output
+    with pytest.raises(InputError, match="Leave them out"):
+        invoke("score", rows, "--out", tmp_path / "no.jsonl", "--quantity", quantity, *FEW)
 
 
 def test_all_inputs_give_the_same_records(rows, tmp_path):
@@ -390,3 +409,24 @@ def test_attributions_number_their_tokens(tmp_path):
     told = invoke("attribute", "--prompt", "the king of ", "--text", "france", "--evaluations", "64", "--threads", "1")
     table = told.output.partition("What helps")[2]
     assert re.search(r"│ \d+ \S", table)
+
+
+def test_perplexity_of_models_side_by_side(tmp_path):
+    """Each model's line is what it says alone, in windows of one length."""
+    (tmp_path / "novel.txt").write_text(" ".join(TEXTS) * 4)
+    other = tmp_path / "other"
+    shutil.copytree(locate("text8-tiny"), other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"length": 64}))
+    common = [tmp_path / "novel.txt", *FEW]
+    both = invoke("perplexity", *common, "--against", other, "--out", tmp_path / "both.jsonl")
+    alone = invoke("perplexity", *common, "--length", "64", "--out", tmp_path / "alone.jsonl")
+    assert "text8-tiny" in both.output
+    assert "windows of 64 tokens" in " ".join(both.output.split())  # a title is wrapped
+    assert "windows of 64 tokens" in alone.output
+    invoke("perplexity", *common, "--model", other, "--length", "64", "--out", tmp_path / "other_alone.jsonl")
+    for name, its in (("text8-tiny", "alone"), ("other", "other_alone")):  # another configuration, another beta
+        mine = [record["value"] for record in read(tmp_path / f"both.{name}.jsonl")]
+        assert mine == pytest.approx([record["value"] for record in read(tmp_path / f"{its}.jsonl")], abs=1e-3)
+    with pytest.raises(InputError, match="must have different names"):
+        invoke("perplexity", *common, "--against", "text8-tiny")

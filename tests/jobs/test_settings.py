@@ -24,15 +24,19 @@ from infodis.jobs.choices import ChoiceJob
 from infodis.jobs.comparisons import RatioJob
 from infodis.jobs.documents import DocumentsSpec
 from infodis.jobs.inputs import InputSpec
+from infodis.jobs.pairs import PairJob
 from infodis.jobs.rolling import PerplexityJob
 from infodis.jobs.scores import ScoreJob
 from infodis.jobs.store import check_settings
+from infodis.jobs.variants import VariantJob
 from infodis.models import checkpoint
 from infodis.models.files import locate
 from infodis.models.loading import load
-from infodis.models.options import ModelOptions
+from infodis.models.options import WIRING, ModelOptions
 from infodis.models.spec import ModelSpec
+from infodis.mutants import WildType
 from infodis.quantities.perplexity import Windows
+from infodis.quantities.pseudo import Pll
 from infodis.settings import UNCOMPARED, settings_of
 
 SHELF = locate("dna-tiny").parent
@@ -61,6 +65,8 @@ VALUES = [
     ChoiceJob(ONE),
     PerplexityJob(ONE, Request()),
     AttributionJob(ONE),
+    PairJob(ONE),
+    VariantJob(ONE, WildType("ACGT")),
     AuditJob(ONE, reference=ONE),
     InputSpec("rows.jsonl", 16),
     DocumentsSpec(InputSpec("rows.jsonl", 16), Windows(8), None, load("dna-tiny")),
@@ -75,6 +81,11 @@ OTHER = {
         "autocast": True,
         "compile": True,
         "batch_tokens": 64,
+        "block_size": 4,
+        "block_origin": "response",
+        "mask_token": 3,
+        "causal": True,
+        "allow_unknown": True,
     },
     "Request": {
         "design": Tiled(),
@@ -92,14 +103,19 @@ OTHER = {
         "design": Tiled(),
         "rows": 2,
         "control": None,
-        "chance": 0.0,
+        "chance": 0.1,
     },
-    "ScoreJob": {"seed": 1, "per_token": True},
+    "ScoreJob": {"seed": 1, "per_token": True, "quantity": Pll()},
     "RatioJob": {"seed": 1, "coupled": False},
     "ChoiceJob": {"seed": 1, "normalise": "token"},
     "PerplexityJob": {"seed": 1},
     "AttributionJob": {"seed": 1},
     "AuditJob": {"seed": 1},
+    "PairJob": {"normalise": "token", "labelled": True},
+    "PairRequest": {"scores": ("pll",), "seed": 1},
+    "VariantJob": {},
+    "WildType": {"sequence": "ACGA", "offset": 2},
+    "EffectRequest": {"methods": ("wt_marginals",), "seed": 1},
     "InputSpec": {"shard_rows": 17, "limit": 3, "format": "text", "fields": {"text": "b"}, "keep": ("b",)},
     "Windows": {"length": 7, "stride": 3},
     "DocumentsSpec": {"windows": 3},
@@ -170,8 +186,9 @@ def test_a_tokenizer_is_known_by_its_content(models, tmp_path, monkeypatch):
 
 
 ROW = {"prompt": "AC", "text": "GATTA", "other": "TTTT", "chosen": "GAT", "rejected": "CA", "choices": ["G", "TA"]}
+ROW |= {"good": "GAT", "bad": "TAG", "third": "CCC", "linguistics_term": "x", "mutant": "A2C"}
 FIXED = ["--tokenizer", "dna", "--threads", "1"]
-COMMANDS = ("score", "ratio", "choose", "perplexity", "attribute", "audit")
+COMMANDS = ("score", "ratio", "choose", "perplexity", "attribute", "audit", "pairs", "variants")
 CHANGES = {
     "name": ["--model", "other"],
     "tokenizer": ["--tokenizer", "characters:TGCA"],
@@ -181,6 +198,10 @@ CHANGES = {
     "compile": ["--compile"],
     "batch_tokens": ["--batch-tokens", "64"],
     "trust_remote_code": ["--trust-remote-code"],
+    "block_size": ["--block-size", "4"],
+    "block_origin": ["--block-origin", "response"],
+    "mask_token": ["--mask-token", "3"],
+    "causal": ["--causal"],
     "evaluations": ["--evaluations", "20"],
     "standard_error": ["--standard-error", "0.5"],
     "relative": ["--relative", "0.5"],
@@ -196,16 +217,25 @@ CHANGES = {
     "shard_rows": ["--shard-rows", "3"],
     "threads": ["--threads", "2"],
     "per_token": ["--per-token"],
+    "allow_unknown": ["--allow-unknown"],
+    "quantity": ["--quantity", "nll"],  # another one would be refused for its options
     "reference": ["--reference", "other"],
     "coupled": ["--no-coupled"],
     "alpha": ["--alpha", "0.1"],
-    "give_up": ["--give-up", "0"],
+    "give_up": ["--give-up", "0.1"],
     "normalise": ["--normalise", "token"],
     "length": ["--length", "5"],
     "stride": ["--stride", "3"],
     "windows": ["--windows", "1"],
+    "good": ["--good", "third"],
+    "bad": ["--bad", "third"],
+    "by": ["--by", "other"],
+    ("pairs", "scores"): ["--scores", "pll"],
+    ("variants", "scores"): ["--scores", "log_ratio"],
+    "offset": ["--offset", "2"],
 }
 CALLED = {"name": "model", "fields": "fields", "chat_template": "chat", "give_up": "chance"}
+CALLED |= dict.fromkeys(("good", "bad", "by"), "fields") | {("variants", "scores"): "methods"}
 """Settings that are not called like their options."""
 
 HARMLESS = {
@@ -213,7 +243,10 @@ HARMLESS = {
     **dict.fromkeys(("task", "names"), "what is done with finished records"),
     **dict.fromkeys(("workers", "engine", "ray_address", "worker_cpus", "worker_gpus"), "who does it"),
     **dict.fromkeys(("out", "resume", "dry_run", "strict"), "whether and where it is done"),
+    "wild_type": "its sequence is compared",
     "report": "implies --per-token",
+    "order": "names a quantity, which is compared",
+    "against": "every model has an output of its own",
     "responses": "names fields, which are compared",
 }
 
@@ -226,7 +259,8 @@ def line_of(command, place):
     """A command on two rows. An audit ends when it does not find its second file, and has done the first."""
     if command == "audit":
         return [command, "rows.jsonl", "absent.jsonl", "--model", "one", "--out", place / "audit", *FIXED]
-    return [command, "rows.jsonl", "--model", "one", "--out", place / f"{command}.jsonl", *FIXED]
+    reads = ["wt.fasta", "rows.jsonl"] if command == "variants" else ["rows.jsonl"]
+    return [command, *reads, "--model", "one", "--out", place / f"{command}.jsonl", *FIXED]
 
 
 def outcome(arguments):
@@ -240,6 +274,7 @@ def finished(models, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(models)
         Path("rows.jsonl").write_text("".join(json.dumps({"id": n, **ROW}) + "\n" for n in range(2)))
+        Path("wt.fasta").write_text(">wild\nGATTA\n")
         pytest.importorskip("sklearn")  # for audits
         for command in COMMANDS:
             found = outcome([*line_of(command, place)])
@@ -254,12 +289,20 @@ def test_a_change_of_any_option_is_refused(models, finished, monkeypatch, comman
     for option in options_of(command):
         if option in HARMLESS or (command, option) == ("perplexity", "compile"):  # it compiles before it compares
             continue
-        assert option in CHANGES, f"{command} has a new option {option}: say in this test how a resume refuses another"
-        told = str(outcome([*line_of(command, finished), *CHANGES[option]]).exception)
+        change = CHANGES.get(option, CHANGES.get((command, option)))
+        assert change, f"{command} has a new option {option}: say in this test how a resume refuses another"
+        told = str(outcome([*line_of(command, finished), *change]).exception)
         if command == "perplexity" and option in ("chat_template", "truncate", "keep"):
             assert "leave --chat-template, --truncate and --keep out" in told
             continue
+        if command == "variants" and option in ("chat_template", "truncate", "max_length"):
+            assert "leave --chat-template, --truncate and --max-length out" in told
+            continue
+        if command == "perplexity" and option in WIRING:  # it loads the model before it compares
+            assert f"{option} must be an option that the model can honour" in told
+            continue
         name = "length" if (command, option) == ("perplexity", "max_length") else CALLED.get(option, option)
+        name = CALLED.get((command, option), name)
         assert "was begun with other settings" in told, (command, option, told)
         assert f"{name}: was" in told, (command, option, told)
     assert {path: path.read_bytes() for path in finished.rglob("*.json*") if path.is_file()} == before

@@ -7,7 +7,23 @@ from typing import Annotated, Any
 import typer
 
 from infodis import __version__
-from infodis.cli import attribute, audit, bench, bounds, curve, doctor, lm_eval, models, report, reproduce, score
+from infodis.cli import (
+    attribute,
+    audit,
+    bench,
+    bounds,
+    calibrate,
+    curve,
+    doctor,
+    lm_eval,
+    models,
+    pairs,
+    perplexity,
+    report,
+    reproduce,
+    score,
+    variants,
+)
 from infodis.cli.running import INTERRUPTED
 from infodis.cli.screen import check_streams, console, progress_console, tame_libraries
 from infodis.errors import InfodisError
@@ -25,7 +41,9 @@ for command in (
     score.score,
     score.ratio,
     score.choose,
-    score.perplexity,
+    perplexity.perplexity,
+    pairs.pairs,
+    variants.variants,
     doctor.doctor,
     audit.audit,
     report.report,
@@ -36,6 +54,7 @@ for command in (
     models.sample,
     models.train,
     models.export,
+    calibrate.calibrate,
 ):
     app.command()(command)
 

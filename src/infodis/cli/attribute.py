@@ -42,7 +42,8 @@ def attribute(
     """Per-token credits of a text given its prompt, and how much each prompt token helps each token of the text.
 
     Credits add up to the nll. Influences are Shapley values: they add up to what the whole prompt explains. Both come
-    with standard errors.
+    with standard errors. Models of blocks and autoregressive ones have no influences: a part of a prompt cannot be
+    hidden from them.
 
     Examples:
     [bold]infodis attribute --prompt "the capital of france is " --text paris[/bold]

@@ -65,6 +65,49 @@ def bench_variance(
         console.print(f"Picture: {out / 'variance.svg'}")
 
 
+@bench.command("texts")
+def bench_texts(
+    text: Annotated[Path, typer.Argument(help="Plain text or gzip: cut into windows, or one text a line.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="A model by name or directory.")] = "text8-tiny",
+    count: Annotated[int, typer.Option("--texts", min=2, help="Texts.")] = 8,
+    budgets: Annotated[list[int] | None, typer.Option("--rows", min=8, help="Forward passes; repeatable.")] = None,
+    runs: Runs = 24,
+    by_line: Annotated[bool, typer.Option("--lines", help="One text a line, instead of windows of 16 + 48.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="For a model that comes without one.")] = None,
+    out: Out = None,
+) -> None:
+    """Variance of texts under a network with each control, in times below LLaDA's sampler at as many passes.
+
+    Example: [bold]infodis bench texts text8_valid.txt.gz --texts 8 --runs 24[/bold]
+    """
+    import torch
+
+    from infodis.apps.bench import texts
+    from infodis.models.loading import load
+    from infodis.models.text_files import encode_file
+    from infodis.models.text_files import texts as texts_of
+
+    loaded = load(model, tokenizer=tokenizer)
+    if by_line:
+        rows = [line for _, piece in texts_of(text) for line in piece.split("\n")]
+        items = texts.lines(loaded, rows, count=count, most=128)
+    else:
+        tokens = torch.from_numpy(encode_file(text, loaded.tokenizer)).long()
+        items = texts.windows(tokens, count=count, context=16, target=48)
+    made = texts.text_variance(loaded, items, runs=runs, budgets=budgets or texts.BUDGETS)
+    found = _collect("runs on every text", made, out, "texts")
+    columns: Columns = {
+        "passes": lambda one: f"{one.rows}",
+        "control": _control,
+        "variance": lambda one: f"{one.variance:.3g}",
+        "LLaDA's sampler": lambda one: f"{one.llada:.3g}",
+        "times below": lambda one: f"{one.times_below:.2f} ± {one.error:.2f}",
+        "SE^2 / variance": lambda one: f"{one.calibration:.2f}",
+    }
+    _print(found, columns, f"{model}: {len(items)} texts, {runs} runs")
+    _save(found, out, "texts")
+
+
 @bench.command("auto")
 def bench_auto(
     budgets: Annotated[list[int] | None, typer.Option("--rows", min=16, help="May be repeated.")] = None,
@@ -171,6 +214,47 @@ def bench_ratio(rows: Annotated[int, typer.Option(min=32)] = 64, runs: Runs = 20
     }
     _print(found, columns, "variance")
     _save(found, out, "ratio")
+
+
+MODELS = "Of those that ship: text8-tiny, text8-block4, dna-tiny. May be repeated."
+
+
+@bench.command("gradient")
+def bench_gradient(
+    models: Annotated[list[str] | None, typer.Option("--model", "-m", help=MODELS)] = None,
+    pairs: Annotated[int, typer.Option(min=2, max=40, help="Preference pairs per model.")] = 32,
+    draws: Annotated[list[int] | None, typer.Option(min=1, help="Masks per sequence; may be repeated.")] = None,
+    target: Annotated[int | None, typer.Option(min=2, max=24, help="Characters of a text; 8, in blocks 16.")] = None,
+    runs: Runs = 200,
+    out: Out = None,
+) -> None:
+    """Error of the gradient of the DPO loss at equal draws: bias and variance of our designs and of peers' estimators.
+
+    Targets are short, or lie in short blocks, so that the exact gradient is known from all of their masks.
+
+    Example: [bold]infodis bench gradient --model dna-tiny --draws 4 --draws 8[/bold]
+    """
+    from infodis.apps.bench import gradient
+
+    made = (
+        gradient.problem(name, count=pairs, target=target)
+        for name in models or ["text8-tiny", "text8-block4", "dna-tiny"]
+    )
+    asked = draws or [1, 2, 4, 8, 16, 32]
+    found = _collect("every estimator", gradient.gradient_errors(made, draws=asked, runs=runs), out, "gradient")
+    for model in dict.fromkeys(one.model for one in found):
+        columns: Columns = {
+            "draws": lambda one: str(one.draws),
+            "estimator": lambda one: one.estimator,
+            "passes": lambda one: f"{one.passes:.1f}",
+            "error": lambda one: f"{one.error:.3g} ± {one.error_se:.1g}",
+            "bias": lambda one: f"{one.bias:.2g} ± {one.bias_se:.1g}",
+            "variance": lambda one: f"{one.variance:.3g}",
+            "times below VRPO": lambda one: "exact" if one.below is None else f"{one.below:.2f} ± {one.below_se:.1g}",
+        }
+        title = f"{model}: relative squared error of gradients, {pairs} pairs, {runs} runs"
+        _print((one for one in found if one.model == model), columns, title)
+    _save(found, out, "gradient")
 
 
 @bench.command("overhead")

@@ -128,6 +128,7 @@ def _record(entry: "Entry", found: "Bounds", plan: "Plan", model: "Model") -> di
         "particles": plan.particles,
         "seed": found.nll.seed,
         "model": model.fingerprint,
+        **model.wiring,
     }
 
 

@@ -131,6 +131,7 @@ def _record(id: int | str, text: "TextProfile", model: "Model") -> dict[str, Any
         "surprisal_standard_error": standard_error(groups).tolist(),
         "seed": text.seed,
         "model": model.fingerprint,
+        **model.wiring,
     }
 
 

@@ -12,7 +12,7 @@ from infodis.cli.options import with_options
 from infodis.cli.screen import console, load_model
 from infodis.models.spec import ModelSpec
 
-STYLES = {"ok": "green", "wrong": "bold red", "cannot tell": "yellow"}
+STYLES = {"ok": "green", "wrong": "bold red", "cannot tell": "yellow", "left out": "dim"}
 
 
 @with_options

@@ -84,15 +84,16 @@ def sample(
     sampler: Annotated[
         str | None,
         typer.Option(
-            help="one-by-one (default), ancestral, confident, or one of them in blocks, like one-by-one:32; for models "
-            "of uniform noise tweedie (default) or tau-leaping."
+            help="random (default), left-to-right, right-to-left, most-confident, lowest-entropy, largest-margin "
+            "(=2: two tokens a pass), above-threshold=0.9, ancestral; in blocks like random:32. For models of uniform "
+            "noise tweedie (default) or tau-leaping."
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Forward passes of ancestral, tweedie, tau-leaping: 64 unless given.")
-    ] = None,
-    at_once: Annotated[
-        int | None, typer.Option(min=1, max=2**31, help="Tokens that confident reveals in a pass: 1 unless given.")
+        int | None,
+        typer.Option(
+            min=1, help="Forward passes. Unless given: 64 of ancestral, tweedie and tau-leaping, one a token of others."
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="Below 1: more typical text.")] = 1.0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of drawing one.")] = False,
@@ -101,7 +102,7 @@ def sample(
 ) -> None:
     """Draw sequences from a model, one per line.
 
-    Example: [bold]infodis sample --template "the capital of ______" --sampler confident[/bold]
+    Example: [bold]infodis sample --template "the capital of ______" --sampler most-confident[/bold]
     """
     import torch
 
@@ -110,14 +111,13 @@ def sample(
     from infodis.models import checkpoint
     from infodis.models.adapters.radd_sedd import is_uniform
     from infodis.models.files import locate
-    from infodis.predictor import Tempered
 
     if template is not None and length is not None:
         raise InputError("A --template has its own length. Leave --length out.")
     words = model.options.named_tokenizer
     if is_uniform(locate(model.name)):
-        if temperature != 1 or greedy or at_once is not None:
-            raise InputError("Models of uniform noise know no --temperature, --greedy or --at-once.")
+        if temperature != 1 or greedy:
+            raise InputError("Models of uniform noise know no --temperature and no --greedy.")
         network, spec = checkpoint.load(locate(model.name))
         network.to(device_named(model.options.device))
         words = words or spec.tokenizer
@@ -133,13 +133,21 @@ def sample(
             batch_size=batch_size or 64,
         )
     else:
-        chosen = sampling.sampler_named(sampler or "one-by-one", steps=steps, at_once=at_once, greedy=greedy)
+        sampling.sampler_named(sampler or "random")  # what is wrong with it is told before the model is loaded
         loaded = load_model(model)
         words = loaded.loaded.tokenizer
         wanted = _wanted(words, template, gap, length or loaded.length or 128, model.name)
         start = torch.where(wanted == GAP, loaded.mask_token, wanted).expand(count, -1)
-        predictor = loaded if temperature == 1 else Tempered(loaded, temperature)
-        rows = sampling.sample(predictor, start, sampler=chosen, seed=seed, batch_size=batch_size or 64)
+        rule = sampling.sampler_named(sampler or "random", steps=steps, tokens=int((wanted == GAP).sum()))
+        rows = sampling.sample(
+            loaded,
+            start,
+            rule=rule,
+            greedy=greedy,
+            temperature=temperature,
+            seed=seed,
+            batch_size=batch_size or 64,
+        )
     assert words is not None  # or there would be no rows
     for row in rows:
         write_line(words.decode(row.tolist()))

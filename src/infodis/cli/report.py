@@ -20,7 +20,9 @@ MOST = 20_000
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="Records of infodis score or attribute: .jsonl, .csv or .parquet.")],
+    results: Annotated[
+        Path, typer.Argument(help="Records of infodis score, attribute or pairs: .jsonl, .csv or .parquet.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page, .html.")] = Path("report.html"),
     title: Annotated[str | None, typer.Option(help="Of the page. Default: the name of the file.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
@@ -45,11 +47,13 @@ def write_report(
     """The page of a results file, and its figures if a directory is named."""
     check_page(out, reads=[results])
     from infodis.apps.report.page import write
+    from infodis.apps.report.pairs import pair_report
     from infodis.apps.report.scores import score_report
     from infodis.figures import save
 
     records = read_records(results, limit)
-    page = score_report(records, title=title or results.name, provenance=provenance([results]))
+    made = pair_report if _is_pair(records[0]) else score_report
+    page = made(records, title=title or results.name, provenance=provenance([results]))
     for figure in page.figures if figures is not None else ():
         save(figure, figures or Path())
     write(page, out)
@@ -70,12 +74,22 @@ def read_records(path: Path, limit: int | None) -> list[dict[str, Any]]:
     if not path.is_file():
         raise InputError(f"There is no file {path}. Give the records that infodis score wrote.")
     records = {".parquet": _parquet, ".csv": _table}.get(path.suffix, _lines)(path)
-    if not records or any(not isinstance(record, dict) or "value" not in record for record in records):
+    if not records or not all(isinstance(record, dict) and _is_record(record) for record in records):
         raise InputError(f"{path} does not hold records of infodis score: lines of JSON with a value each.")
+    if len({_is_pair(record) for record in records}) > 1:
+        raise InputError(f"{path} must hold records of one kind, got pairs and others. Report them apart.")
     _check_records(path, records)
     if limit is None and len(records) > MOST:
         raise InputError(f"{path} has {len(records):,} rows; a page takes {MOST:,}. Give --limit {MOST}.")
     return records[:limit]
+
+
+def _is_record(record: dict[str, Any]) -> bool:
+    return "value" in record or _is_pair(record)
+
+
+def _is_pair(record: dict[str, Any]) -> bool:
+    return record.get("quantity") == "pair"
 
 
 def _lines(path: Path) -> list[Any]:
@@ -91,18 +105,21 @@ def _lines(path: Path) -> list[Any]:
 def _check_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
     from infodis.jobs.outputs import wrong_field
 
-    columns = _columns()
+    columns = _columns(pairs=_is_pair(records[0]))
     for number, record in enumerate(records, start=1):
         wrong = wrong_field(record, columns)
         if wrong is not None:
             raise InputError(f"{path} does not hold records of infodis score: record {number}, {wrong}.")
 
 
-def _columns() -> "Columns":
-    """Of all records that a page can be made of."""
+def _columns(*, pairs: bool) -> "Columns":
+    """Of minimal pairs, or of all other records that a page can be made of."""
     from infodis.jobs.attributions import ATTRIBUTION_COLUMNS
     from infodis.jobs.job import ESTIMATE_COLUMNS, TOKEN_COLUMNS
+    from infodis.jobs.pairs import PAIR_COLUMNS
 
+    if pairs:
+        return PAIR_COLUMNS
     return {**ATTRIBUTION_COLUMNS, **ESTIMATE_COLUMNS, **TOKEN_COLUMNS, "text": "text"}
 
 
@@ -110,7 +127,7 @@ def _table(path: Path) -> list[Any]:
     from infodis.jobs.outputs import read_csv
 
     try:
-        return read_csv(path, _columns())
+        return read_csv(path, {**_columns(pairs=True), **_columns(pairs=False)})
     except ValueError as error:
         raise InputError(f"{path} does not hold records as infodis writes them to CSV: {error}.") from None
 

@@ -32,14 +32,32 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="theory, dna-unconditional, dna-conditional, variance-time-free, variance-ratio, ood-text8, "
-            "audit-llada; or all."
+            help="theory, dna-unconditional, dna-conditional, dna-order-2, variance-time-free, variance-ratio, "
+            "ood-text8, audit-llada; or all."
         ),
     ],
     full: Annotated[bool, typer.Option("--full", help="The paper's own size: its models, steps and counts.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Seconds instead of minutes: does it run? Proves nothing.")] = (
         False
     ),
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="Train toy networks anew, by their recipes, instead of scoring those that ship."),
+    ] = False,
+    authors: Annotated[
+        Path | None,
+        typer.Option(help="A clone of the authors' repository (github.com/Dongjae0324/infodis): their data, not ours."),
+    ] = None,
+    designs: Annotated[
+        str | None,
+        typer.Option(help="Designs that --full runs repeatedly, by commas: time-integral, time-free, llada, ..."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it takes: passes, tokens, GPU-hours.")] = (
+        False
+    ),
+    stand_in: Annotated[
+        int | None, typer.Option(hidden=True, help="Of tests: the paper's size with tiny networks and so many texts.")
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -73,31 +91,57 @@ def reproduce(
 
     [bold]infodis reproduce variance-ratio --data preferences.jsonl --model GSAI-ML/LLaDA-8B-Base[/bold]
 
+    [bold]infodis reproduce audit-llada --full --authors infodis-of-the-authors --dry-run[/bold]
+
     [bold]infodis reproduce all --document docs/reproduction.md[/bold]
     """
     from infodis.apps.reproduce.catalog import ALL, EXPERIMENTS, experiments_named
-    from infodis.apps.reproduce.experiment import Workspace
+    from infodis.apps.reproduce.experiment import StandIn, Workspace
+    from infodis.apps.reproduce.variance_texts import chosen_designs
     from infodis.apps.reproduce.writing import PAGE
 
     if full and smoke:
         raise InputError("--full and --smoke are two sizes; choose one.")
+    if authors is not None and not (authors / "data").is_dir():
+        raise InputError(f"{authors} has no directory data. --authors names a clone of github.com/Dongjae0324/infodis.")
+    names = tuple(filter(None, (designs or "").split(",")))
+    chosen_designs(names)
     if data is not None and not data.exists():
         raise InputError(f"There is no {data}. --data names a directory with texts, or a file of triplets.")
     if document is not None:
         _check_document(document, smoke=smoke)
     chosen = experiments_named(name)
-    if model is not None and name in (own := [one.name for one in EXPERIMENTS if one.own_model]):
+    if model is not None and stand_in is None and name in (own := [one.name for one in EXPERIMENTS if one.own_model]):
         raise InputError(f"{' and '.join(own)} have models of their own; --model is for the others.")
     size: Size = "full" if full else "smoke" if smoke else "laptop"
     page = out / size / PAGE
     writes = [page, *(out / size / one.name for one in chosen), *([] if document is None else [document])]
-    check_apart(reads=[] if data is None else [data], writes=writes)
+    check_apart(reads=[one for one in (data, authors) if one is not None], writes=writes)
+    spare = None if stand_in is None else StandIn(stand_in, model)
+
+    def workspace(experiment: "Experiment") -> "Workspace":
+        return Workspace(
+            out / size / experiment.name,
+            size,
+            seed,
+            data,
+            model if spare is None else None,  # in a test it stands for the paper's large one, not for its toys
+            device,
+            authors,
+            train,
+            names,
+            spare,
+        )
+
+    if dry_run:
+        _show_costs([(one, workspace(one)) for one in chosen])
+        return
     if name == ALL:
         check_own(page)
     done, failed = [], []
     for experiment in chosen:
         try:
-            done.append(_one(experiment, Workspace(out / size / experiment.name, size, seed, data, model, device)))
+            done.append(_one(experiment, workspace(experiment)))
         except InputError as problem:
             if len(chosen) == 1:
                 raise
@@ -106,6 +150,18 @@ def reproduce(
     _write_together(done, page if name == ALL else None, document)
     if failed:
         raise InputError(f"Not run: {', '.join(failed)}, see above. The others are in {out / size}.")
+
+
+def _show_costs(planned: "list[tuple[Experiment, Workspace]]") -> None:
+    """What runs will take, at most."""
+    table = Table("experiment", "forward passes", "M tokens in them", "M tokens of training", "GPU-hours")
+    for experiment, workspace in planned:
+        cost = experiment.cost(workspace)
+        hours = f"{cost.gpu_hours:,.1f}" if cost.weights else ""
+        parts = (f"{cost.passes:,}", f"{cost.tokens / 1e6:,.1f}", f"{cost.trained / 1e6:,.1f}", hours)
+        table.add_row(experiment.name, *parts)
+    console.print(table)
+    console.print("At most; GPU-hours are those of the 8 B model on one GPU that does 120 TFLOPS.")
 
 
 def _check_document(document: Path, *, smoke: bool) -> None:
@@ -123,10 +179,13 @@ def _one(experiment: "Experiment", workspace: "Workspace") -> "tuple[Experiment,
     from infodis.apps.reproduce.writing import write_result
 
     progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})")
+    progress_console.print(f"At most {experiment.cost(workspace)}.")
     workspace.directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with _ExperimentProgress() as watching, locked(workspace.directory):
         result = experiment.run(dataclasses.replace(workspace, progress=watching))
+        minutes = workspace.keep("minutes", {}, lambda: (time.monotonic() - start) / 60)  # not of a rerun
+        result = dataclasses.replace(result, minutes=minutes)
         write_result(experiment, result, workspace)
     _show(experiment, result, workspace)
     progress_console.print(f"This run took {(time.monotonic() - start) / 60:.1f} minutes.")

@@ -10,18 +10,11 @@ from rich.table import Table
 from infodis.cli.options import PrecisionOptions, ReadingOptions, RunOptions, Seed, with_options
 from infodis.cli.report import check_page, write_report
 from infodis.cli.running import input_rows, results
-from infodis.cli.screen import input_path, progress_console, working
-from infodis.errors import InputError
+from infodis.cli.screen import input_path, progress_console
 from infodis.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from infodis.quantities.perplexity import Windows
-
-WINDOW_EVALUATIONS = 32
-"""Forward passes of a window unless more are asked for: there are many windows, and errors of many average out."""
-
-WINDOW_TOKENS = 256
-"""Of a window, for models that do not say what they were trained with."""
+    pass
 
 Input = Annotated[
     str, typer.Argument(help="JSONL, CSV, TSV or Parquet rows, or a text a line; .gz is fine; - for standard input.")
@@ -35,10 +28,22 @@ def score(
     precision: PrecisionOptions,
     reading: ReadingOptions,
     running: RunOptions,
+    quantity: Annotated[
+        str | None,
+        typer.Option(help="nll, dse_nll, order_nll, pll or pll_within_words. Default: nll; dse_nll for uniform noise."),
+    ] = None,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            help="The likelihood of a decoder (order_nll) that reveals tokens by this rule: left-to-right, "
+            "right-to-left, random, most-confident, lowest-entropy, largest-margin (=2: two tokens a step), "
+            "above-threshold=0.9; in blocks like most-confident:32."
+        ),
+    ] = None,
     per_token: Annotated[bool, typer.Option("--per-token", help="Add the credit of every target token.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a page to open, .html; implies --per-token.")] = None,
 ) -> None:
-    """The likelihood of every row, in nats, with its standard error.
+    """The likelihood of every row, in nats, with its standard error; or another --quantity of it.
 
     Rows hold text, or prompt and response, or messages, or tokens (with target and context positions if not all are
     scored). What cannot be scored goes to OUT.rejected.jsonl, and the exit code is 3. Kill it at any moment: rerun
@@ -51,15 +56,21 @@ def score(
 
     [bold]infodis score texts.csv --field text=sentence --keep label,year --out scores.csv[/bold]
 
+    [bold]infodis score texts.jsonl -m bert-base-uncased --quantity pll --out scores.jsonl[/bold]
+
+    [bold]infodis score texts.jsonl --order most-confident=2:32 --out scores.jsonl[/bold]
+
     [bold]infodis score texts.jsonl --out scores.jsonl --report scores.html[/bold]
 
     [bold]cat texts.jsonl | infodis score - --evaluations 32 | jq .bits_per_token[/bold]
     """
+    from infodis.catalog import as_quantity
     from infodis.jobs.scores import ScoreJob
 
     if report is not None:
         check_page(report, reads=[input_path(input)])
-    job = ScoreJob(model, precision.request(), reading.reading(), precision.seed, per_token or report is not None)
+    asked, tokens = as_quantity(quantity, order), per_token or report is not None
+    job = ScoreJob(model, precision.request(), reading.reading(), precision.seed, tokens, asked)
     rows = input_rows(input, precision.evaluations, reading, running)
     with results(job, rows, running, reads=[input], writes=[] if report is None else [report]) as found:
         found.show(_score_table(found.numbers, input, model.name))
@@ -69,15 +80,19 @@ def score(
 
 
 def _score_table(found: dict[str, Any], input: str, model: str) -> Table:
-    table = Table("quantity", "value", "± masks", "± rows", title=f"nll of {input} under {model}")
-    _add_rate(table, "nats per row", found["nats_per_row"])
-    _add_rate(table, "bits per token", found["bits_per_token"])
-    _add_rate(table, "bits per byte", found["bits_per_byte"])
+    title = f"{found['quantity']} of {input} under {model}"
+    table = Table("quantity", "value", "± masks", "± rows", title=title)
+    add_rate(table, "nats per row", found["nats_per_row"])
+    add_rate(table, "bits per token", found["bits_per_token"])
+    add_rate(table, "bits per byte", found["bits_per_byte"])
+    if found.get("pseudo_perplexity") is not None:
+        table.add_row("pseudo-perplexity per token", f"{found['pseudo_perplexity']:.4f}")
     _add_counts(table, found)
     return table
 
 
-def _add_rate(table: Table, name: str, rate: dict[str, float | None] | None) -> None:
+def add_rate(table: Table, name: str, rate: dict[str, float | None] | None) -> None:
+    """A rate with its two errors, if there is one."""
     if rate is not None:
         numbers = (rate["value"], rate["monte_carlo_error"], rate["sampling_error"])
         table.add_row(name, *("" if number is None else f"{number:.4f}" for number in numbers))
@@ -95,6 +110,14 @@ def _add_counts(table: Table, found: dict[str, Any]) -> None:
     ):
         if found.get(name):
             table.add_row(meaning, f"{found[name]:,.0f}")
+    add_unknown(table, found)
+
+
+def add_unknown(table: Table, found: dict[str, Any]) -> None:
+    """How many tokens were unknown, if any were."""
+    if found.get("unknown_tokens"):
+        text = f"{found['unknown_tokens']:,} in {found['rows_with_unknown']:,} rows"
+        table.add_row("tokens unknown to the tokenizer", text)
 
 
 @with_options
@@ -128,7 +151,7 @@ def ratio(
 
 def _ratio_table(found: dict[str, Any], input: str, model: str) -> Table:
     table = Table("quantity", "value", "± masks", "± rows", title=f"log ratios of {input} under {model}")
-    _add_rate(table, "mean, nats", found["nats_per_row"])
+    add_rate(table, "mean, nats", found["nats_per_row"])
     table.add_row("positive", f"{found['positive']:,} of {found['rows']:,.0f}")
     table.add_row("beyond two standard errors", f"{found['beyond_two_standard_errors']:,}")
     _add_counts(table, found)
@@ -183,6 +206,7 @@ def _choice_table(found: dict[str, Any], input: str, model: str) -> Table:
     table.add_row("forward passes", f"{found['evaluations']:,.0f}")
     if found.get("rejected"):
         table.add_row("rejected rows", f"{found['rejected']:,.0f}")
+    add_unknown(table, found)
     return table
 
 
@@ -190,80 +214,3 @@ def _add_share(table: Table, title: str, found: dict[str, Any], name: str) -> No
     if found[name] is not None:
         error = found[f"{name}_standard_error"]
         table.add_row(title, f"{found[name]:.4f}" + ("" if error is None else f" ± {error:.4f}"))
-
-
-@with_options
-def perplexity(
-    input: Annotated[str, typer.Argument(help="A text file, or JSONL, CSV or Parquet with a document a row; .gz too.")],
-    model: ModelSpec,
-    precision: PrecisionOptions,
-    reading: ReadingOptions,
-    running: RunOptions,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens in a window; as in training unless given.")] = None,
-    stride: Annotated[
-        int | None, typer.Option(min=1, help="Tokens scored per window, given the rest. Default: all, given nothing.")
-    ] = None,
-    windows: Annotated[int | None, typer.Option(min=1, help="Score so many, evenly spread. Default: all.")] = None,
-    evaluations: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help=f"Forward passes for each window: {WINDOW_EVALUATIONS}; with an error asked for at most 4,096."
-        ),
-    ] = None,
-) -> None:
-    """Bits per token and per byte of long documents, with the error from masks and the error from text.
-
-    A window of --length tokens moves on by --stride; only what is new in it is scored, given the rest of it. The first
-    error comes from the masks drawn; the second is the sampling error over documents, or over windows of a single one.
-
-    Example: [bold]infodis perplexity novel.txt --model text8-tiny --windows 200 --stride 128[/bold]
-    """
-    from infodis.jobs.documents import DocumentsSpec
-    from infodis.jobs.rolling import PerplexityJob
-    from infodis.quantities.perplexity import Windows
-
-    _check_documents(input, reading, running)
-    if evaluations is None and precision.standard_error is None and precision.relative is None:
-        precision = dataclasses.replace(precision, evaluations=WINDOW_EVALUATIONS)
-    job = PerplexityJob(model, precision.request(), precision.seed)
-    with working(f"loading {model.name}"):
-        job.load()
-    longest = reading.max_length or job.loaded_model.length or WINDOW_TOKENS
-    rolled = Windows(length or longest - sum(len(part) for part in job.loaded_model.around()), stride)
-    rows = input_rows(input, precision.evaluations, reading, running)
-    with results(job, DocumentsSpec(rows, rolled, windows, job.loaded_model), running, reads=[input]) as found:
-        found.show(_perplexity_table(found.numbers, input, model.name, rolled))
-
-
-def _check_documents(input: str, reading: ReadingOptions, running: RunOptions) -> None:
-    """Options that say nothing about documents are refused, not ignored."""
-    from infodis.jobs.inputs import is_table
-
-    if reading.chat_template or reading.truncate or reading.kept:
-        raise InputError(
-            "Documents are read in windows, without a prompt: leave --chat-template, --truncate and --keep out."
-        )
-    if running.limit is not None and not is_table(input, reading.format):
-        raise InputError(f"--limit counts documents, and {input} is one long text: give --windows instead.")
-
-
-def _perplexity_table(found: dict[str, Any], input: str, model: str, windows: "Windows") -> Table:
-    units = found["units"]
-    table = Table("quantity", "value", "± masks", f"± {units}", title=f"{input} under {model}")
-    _add_rate(table, "bits per token", found["bits_per_token"])
-    _add_rate(table, "bits per byte", found["bits_per_byte"])
-    if found["perplexity"] is not None:
-        numbers = (found[f"perplexity{name}"] for name in ("", "_monte_carlo_error", "_sampling_error"))
-        table.add_row("perplexity per token", *("" if one is None else f"{one:.3f}" for one in numbers))
-        low, high = found["perplexity_interval"]
-        table.add_row("its 95 % interval", f"{low:.3f} to {high:.3f}")
-    table.add_section()
-    given = "" if windows.stride is None else f", {windows.stride} of each given the rest"
-    table.add_row("tokens", f"{found['tokens']:,}")
-    table.add_row("documents", f"{found['documents']:,}")
-    table.add_row(f"windows of {windows.length} tokens{given}", f"{found['windows']:,}")
-    table.add_row("forward passes", f"{found['evaluations']:,.0f}")
-    for name in ("rejected", "impossible"):
-        if found.get(name):
-            table.add_row(name, f"{found[name]:,.0f}")
-    return table

@@ -9,6 +9,6 @@ vl-convert-python: pip install 'infodis[report]'.
 """
 
 # ruff: noqa: F401
-from infodis.figures.charts import bars, beside, calibration, grid, grouped_bars, histogram, lines, matrix, roc
+from infodis.figures.charts import bars, beside, calibration, columns, grid, grouped_bars, histogram, lines, matrix, roc
 from infodis.figures.figure import Figure, csv_text, load_vega, png, save, save_picture, svg
 from infodis.figures.results import consistency_map, information_curve

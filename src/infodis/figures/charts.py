@@ -383,6 +383,29 @@ def grouped_bars(
     return Figure(name, title, caption, {"width": 300, "height": height, "layer": layers}, tuple(data))
 
 
+def columns(
+    groups: Mapping[str, Sequence[float]],
+    *,
+    labels: Sequence[str],
+    axis: str,
+    name: str = "columns",
+    title: str = "Columns",
+    caption: str = "",
+) -> Figure:
+    """Upright bars from zero, one of each group side by side for every label."""
+    data = [
+        {"group": group, "place": place, "label": label, "value": value}
+        for group, values in groups.items()
+        for place, (label, value) in enumerate(zip(labels, values, strict=True))
+    ]
+    across: dict[str, Any] = {"field": "place", "type": "ordinal", "title": None, "axis": None}
+    inside = {"field": "group", "type": "nominal", "sort": list(groups)}
+    up = {**_quantity("value", axis), "scale": {"zero": True}}
+    tips = [_tip("label"), _tip("group"), _tip("value", ".4~g")]
+    encoding = {"x": across, "xOffset": inside, "y": up, "color": _colour(list(groups)), "tooltip": tips}
+    return Figure(name, title, caption, {**WIDE, "mark": {"type": "bar"}, "encoding": encoding}, tuple(data))
+
+
 def beside(panels: Sequence[Figure], *, name: str, title: str, caption: str = "") -> Figure:
     """Figures next to each other as one; the captions of the panels stand below their titles."""
     data = tuple({"panel": n, **row} for n, panel in enumerate(panels) for row in panel.data)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from infodis.estimate import estimate_items
 from infodis.jobs.inputs import Entry, Refused, Scored
-from infodis.jobs.job import TOKEN_COLUMNS, Record, RowJob, numbers, rounded, token_fields
+from infodis.jobs.job import MODEL_COLUMNS, TOKEN_COLUMNS, Record, RowJob, numbers, rounded, token_fields
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import ScoreSummary
 from infodis.quantities.influence import check_influence_budget, influence
@@ -31,7 +31,10 @@ class Attributed:
 
 @dataclasses.dataclass(frozen=True)
 class AttributionJob(RowJob[Scored, Attributed]):
-    """Credits of the tokens of every row and, after a prompt, the influence of its tokens on each of them."""
+    """Credits of the tokens of every row and, after a prompt, the influence of its tokens on each of them.
+
+    A model of blocks gives credits only: it cannot be asked about a part of a prompt.
+    """
 
     command = "attribute"
     summary = ScoreSummary
@@ -51,7 +54,7 @@ class AttributionJob(RowJob[Scored, Attributed]):
         return [self._attributed(one) for one in ready]
 
     def _attributed(self, one: Scored) -> Attributed:
-        if one.item.context.numel():
+        if one.item.context.numel() and self.loaded_model.blocks is None:  # a part of a prompt means nothing to blocks
             return self._influenced(one)
         found = estimate_items(self.loaded_model, [one.item], self.request, seed=self.seed)[0]
         if found.impossible:
@@ -88,7 +91,7 @@ class AttributionJob(RowJob[Scored, Attributed]):
             **({"truncated": ready.truncated} if ready.truncated else {}),
             "stopped": found.total.stopped,
             "seed": self.seed,
-            "model": self.model.fingerprint,
+            **self.model_fields,
             **token_fields(row, self.loaded_model, ready.item, found.credits, found.errors),
             **found.prompt,
         }
@@ -108,7 +111,7 @@ ATTRIBUTION_COLUMNS: Columns = {
     "truncated": "whole",
     "stopped": "text",
     "seed": "whole",
-    "model": "text",
+    **MODEL_COLUMNS,
     "prompt_pieces": "texts",
     "influence": "table",
     "influence_error": "table",

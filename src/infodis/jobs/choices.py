@@ -4,16 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from infodis.errors import InputError
 from infodis.evaluate import Batching, run_batched
-from infodis.jobs.inputs import Choices, Entry, Reading, Refused, Scored
-from infodis.jobs.job import Job, Record, rounded
+from infodis.jobs.inputs import Choices, Entry, Reading, Scored
+from infodis.jobs.job import MODEL_COLUMNS, Job, Record, check_normalisation, rounded, sizes_for, unknown_fields
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import ChoiceSummary
 from infodis.quantities.choose import Race, Verdict, race_coroutine
 from infodis.rng import key
-
-NORMALISATIONS = ("none", "token", "byte")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +26,8 @@ class ChoiceJob(Job[Entry, Choices, Verdict]):
     normalise: str = "none"
 
     def __post_init__(self) -> None:
-        if self.normalise not in NORMALISATIONS:
-            raise InputError(f"normalise is none, token or byte, got {self.normalise!r}.")
-        self.race.each(2)  # a budget that pays for no choice of more than one token is refused before the work
+        check_normalisation(self.normalise)
+        self.race.drawn(2, ())  # a budget that pays for no choice of more than one token is refused before the work
 
     @property
     def columns(self) -> Columns:
@@ -47,10 +43,11 @@ class ChoiceJob(Job[Entry, Choices, Verdict]):
             "nll": "numbers",
             "nll_standard_error": "numbers",
             "sizes": "numbers",
+            "unknown": "whole",
             "evaluations": "whole",
             "alpha": "number",
             "seed": "whole",
-            "model": "text",
+            **MODEL_COLUMNS,
         }
 
     @property
@@ -60,8 +57,7 @@ class ChoiceJob(Job[Entry, Choices, Verdict]):
 
     def read(self, row: Entry) -> Choices:
         found = row.choices(self.loaded_model, self.reading)
-        if self.normalise == "byte" and any(one.bytes is None for one in found.rows):
-            raise Refused("choices", "Bytes are not known of tokens, or of texts that were cut: normalise by token.")
+        self._sizes(found.rows)  # refuses those that are not known
         return found
 
     def measure(self, ready: Sequence[Choices]) -> list[Verdict]:
@@ -73,11 +69,7 @@ class ChoiceJob(Job[Entry, Choices, Verdict]):
         return race_coroutine(self.loaded_model, items, sizes, self.race, seed=self.seed, name=name)
 
     def _sizes(self, rows: Sequence[Scored]) -> list[float]:
-        if self.normalise == "token":
-            return [float(one.item.target.numel()) for one in rows]
-        if self.normalise == "byte":
-            return [float(one.bytes or 1) for one in rows]
-        return [1.0] * len(rows)
+        return sizes_for(self.normalise, "choices", rows)
 
     def record(self, row: Entry, ready: Choices, found: Verdict) -> Record:
         told = found.record()
@@ -93,8 +85,9 @@ class ChoiceJob(Job[Entry, Choices, Verdict]):
             "nll": [None if one["nats"] is None else rounded(one["nats"]) for one in told["choices"]],
             "nll_standard_error": [rounded(one.standard_error) for one in found.choices],
             "sizes": [one.size for one in found.choices],
+            **unknown_fields(self.loaded_model, *(one.item for one in ready.rows)),
             "evaluations": found.evaluations,
             "alpha": found.alpha,
             "seed": found.seed,
-            "model": self.model.fingerprint,
+            **self.model_fields,
         }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.jobs.inputs import Entry, Scored
-from infodis.jobs.job import Record, ReferenceJob, rounded
+from infodis.jobs.job import MODEL_COLUMNS, Record, ReferenceJob, rounded, unknown_fields
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import RatioSummary
 from infodis.quantities.ratio import Comparison, Ratio, Side, compare, margin
@@ -55,11 +55,12 @@ class RatioJob(ReferenceJob[list[Scored], Ratio]):
             "nll": [None if side.impossible else rounded(side.value) for side in found.sides],
             "nll_standard_error": [rounded(side.standard_error) for side in found.sides],
             "tokens": [side.target.numel() for side in found.sides],
+            **unknown_fields(self.loaded_model, *(one.item for one in ready)),
             "coupled": found.coupled,
             "design": str(found.sides[0].design),
             "stopped": found.stopped,
             "seed": found.seed,
-            "model": self.model.fingerprint,
+            **self.model_fields,
             **({} if self.reference is None else {"reference": self.reference.fingerprint}),
         }
 
@@ -75,10 +76,11 @@ RATIO_COLUMNS: Columns = {
     "nll": "numbers",
     "nll_standard_error": "numbers",
     "tokens": "wholes",
+    "unknown": "whole",
     "coupled": "flag",
     "design": "text",
     "stopped": "text",
     "seed": "whole",
-    "model": "text",
+    **MODEL_COLUMNS,
     "reference": "text",
 }

@@ -198,7 +198,7 @@ def _rows(table: RowShards, model: Model) -> "Iterator[_Document | Rejected]":
                 text = row.text()
                 if not text:
                     raise Refused("text", "The document is empty.")
-                yield _Document(row.line, row.id, [(len(text.encode()), model.tokenizer.encode(text))])
+                yield _Document(row.line, row.id, [(len(text.encode()), model.encode(text).numpy())])
             except Refused as error:
                 yield row.rejected(error.field, str(error))
             except InputError as error:

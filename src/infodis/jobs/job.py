@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from infodis.design import MaskDesign
-from infodis.errors import InfodisError
+from infodis.errors import InfodisError, InputError
 from infodis.estimate import Request
 from infodis.item import Item
 from infodis.jobs.documents import Window
-from infodis.jobs.inputs import Entry, Reading, Refused, Rejected
+from infodis.jobs.inputs import Entry, Reading, Refused, Rejected, Scored
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import Summary
 from infodis.models.model import Model, check_same_tokens
@@ -84,6 +84,11 @@ class Job(abc.ABC, Generic[Row, Ready, Found]):
     def __getstate__(self) -> dict[str, Any]:
         """Without the loaded models."""
         return {name: value for name, value in self.__dict__.items() if not name.startswith("loaded")}
+
+    @property
+    def model_fields(self) -> Record:
+        """What a record says about the model: the hash of its files, and what they do not say."""
+        return {"model": self.model.fingerprint, **self.loaded_model.wiring}
 
     def load(self) -> None:
         """Load the models, unless they are: what fails here is no fault of a row."""
@@ -165,6 +170,15 @@ class ReferenceJob(RowJob[Ready, Found]):
         return other
 
 
+MODEL_COLUMNS: Columns = {
+    "model": "text",
+    "block_size": "whole",
+    "block_origin": "text",
+    "mask_token": "whole",
+    "causal": "flag",
+    "surrogate": "text",
+}
+
 ESTIMATE_COLUMNS: Columns = {
     "id": "text",
     "quantity": "text",
@@ -176,12 +190,38 @@ ESTIMATE_COLUMNS: Columns = {
     "tokens": "whole",
     "bits_per_token": "number",
     "bits_per_byte": "number",
+    "unknown": "whole",
     "truncated": "whole",
     "design": "text",
     "stopped": "text",
     "seed": "whole",
-    "model": "text",
+    **MODEL_COLUMNS,
 }
+
+
+def unknown_fields(model: Model, *items: Item) -> dict[str, int]:
+    """The part of a record that tells of tokens that the tokenizer does not know, where there are any."""
+    unknown = sum(model.unknown_in(item) for item in items)
+    return {"unknown": unknown} if unknown else {}
+
+
+NORMALISATIONS = ("none", "token", "byte")
+"""What nats of a text may be divided by, to compare it with others."""
+
+
+def check_normalisation(name: str) -> None:
+    """Raise `InputError` for a name that is none of them."""
+    if name not in NORMALISATIONS:
+        raise InputError(f"normalise is none, token or byte, got {name!r}.")
+
+
+def sizes_for(normalise: str, field: str, rows: Sequence[Scored]) -> list[float]:
+    """What the nats of some texts are divided by. Raises `Refused` where that is not known."""
+    if normalise == "byte":
+        if any(one.bytes is None for one in rows):
+            raise Refused(field, "Bytes are not known of tokens, or of texts that were cut: normalise by token.")
+        return [float(one.bytes or 1) for one in rows]
+    return [float(one.item.target.numel()) if normalise == "token" else 1.0 for one in rows]
 
 
 TOKEN_COLUMNS: Columns = {"prompt": "text", "pieces": "texts", "per_token": "numbers", "per_token_error": "numbers"}

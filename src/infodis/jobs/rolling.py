@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from infodis.estimate import Request, estimate_items
 from infodis.jobs.documents import Window
-from infodis.jobs.job import ESTIMATE_COLUMNS, TYPICAL_TOKENS, Job, Record, estimate_fields, rounded
+from infodis.jobs.job import ESTIMATE_COLUMNS, TYPICAL_TOKENS, Job, Record, estimate_fields, rounded, unknown_fields
 from infodis.jobs.outputs import Columns
 from infodis.jobs.summary import PerplexitySummary
 from infodis.result import Estimate
@@ -47,7 +47,8 @@ class PerplexityJob(Job[Window, Window, Estimate]):
             "id": row.id,
             "window": row.number,
             **estimate_fields(found, row.bytes),
+            **unknown_fields(self.loaded_model, row.item),
             "bytes": rounded(row.bytes),
             "seed": self.seed,
-            "model": self.model.fingerprint,
+            **self.model_fields,
         }

@@ -241,7 +241,7 @@ class _Reporter:
 def _begin(plan: RunPlan, directory: Path) -> tuple[Shards, dict[str, Any]]:
     """Cut the input, and note what the run was asked for; an earlier run must have been asked for the same."""
     path = directory / stores.SETTINGS
-    known = stores.read_settings(path) if plan.resume else None
+    known = stores.read_settings(path) if plan.resume and stores.has_parts(directory) else None
     if known is not None:
         stores.check_settings({**known, INPUT: None}, plan.settings, where=directory)
     rows = plan.input.cut(directory / stores.SOURCE)

@@ -270,6 +270,12 @@ def settled(out: Path, name: str) -> Any:
     return (known or finished.get("settings", {})).get(name)
 
 
+def has_parts(directory: Path) -> bool:
+    """Whether a run has finished a shard here. One that failed before that binds nobody to its settings."""
+    manifest = directory / MANIFEST
+    return manifest.is_file() and manifest.stat().st_size > 0
+
+
 def write_settings(path: Path, settings: dict[str, Any]) -> None:
     """Note what a run was asked for."""
     atomic_text(path, json.dumps(sealed(settings), indent=2, ensure_ascii=False) + "\n")

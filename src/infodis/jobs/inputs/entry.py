@@ -5,7 +5,7 @@ import json
 import math
 import string
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 from infodis.errors import InputError
@@ -13,6 +13,7 @@ from infodis.item import Item
 from infodis.jobs.inputs.reading import NOTHING, FieldValue, Reading, Scored, checked_text, listed, messages_of
 from infodis.jobs.inputs.rejected import Refused, Rejected, excerpt_of, kind_of
 from infodis.models.model import Model
+from infodis.pairs import BAD, BY, GOOD
 from infodis.terminal import printable
 
 KEEP_ALL, PREFIX = "all", "input_"
@@ -114,6 +115,48 @@ class Entry:
                 raise self._lacking(name, "chosen and rejected, and prompt if there is one")
         return [reading.after(model, prompt, self._text_or_tokens(name)) for name in ("chosen", "rejected")]
 
+    def sentences(self, model: Model, reading: Reading = Reading()) -> list[Scored]:
+        """`sentence_good` and `sentence_bad`, or `good` and `bad`, each after `prompt`. Raises `Refused`."""
+        prompt = self._prompt("prompt")
+        return [reading.after(model, prompt, self._text_or_tokens(name)) for name in self._sentence_fields()]
+
+    def sentence_texts(self) -> list[str | None]:
+        """The same as they were given; None for tokens."""
+        found = (self._part(name).value for name in self._sentence_fields())
+        return [value if isinstance(value, str) else None for value in found]
+
+    def _sentence_fields(self) -> list[str]:
+        return [self._first(names) for names in (GOOD, BAD)]
+
+    def _first(self, names: Sequence[str]) -> str:
+        """The first of some fields that the row has; if the first of them was given a name, that one."""
+        wanted = names[:1] if names[0] in self.names else names
+        found = next((name for name in wanted if self.has(name)), None)
+        if found is None:
+            needs = f"a good and a bad sentence, {GOOD[0]} and {BAD[0]}, or {GOOD[1]} and {BAD[1]}"
+            raise self._lacking(names[0], needs)
+        return found
+
+    def phenomenon(self, *, must: bool = False) -> str | None:
+        """What a pair tests, by its `linguistics_term`; None where it does not say it. Raises `Refused`."""
+        name = BY[0]
+        if not self.has(name):
+            if must:
+                raise self._lacking(name, f"{self._called(name)}, by which accuracies are told apart")
+            return None
+        value = self._part(name).value
+        if isinstance(value, dict | list):
+            raise Refused(self._called(name), f"It must be a name or a number; it is {kind_of(value)}.")
+        return None if value is None else " ".join(str(value).split()) or None
+
+    def variant(self) -> tuple[str, str, float | None]:
+        """`mutant` and `mutated_sequence`, empty where there is none, and `DMS_score`. Raises `Refused`."""
+        if not (self.has("mutant") or self.has("mutated_sequence")):
+            raise self._lacking("mutant", "mutant (like A12G:K30R) or mutated_sequence")
+        names = (self._string(name).value if self.has(name) else "" for name in ("mutant", "mutated_sequence"))
+        mutant, sequence = (name.strip() for name in names)
+        return mutant, sequence, self._number("DMS_score")
+
     def choices(self, model: Model, reading: Reading = Reading()) -> Choices:
         """A list of `choices`, each after `prompt`, `query` or `question`, of which `answer` or `label` is right."""
         prompt = self._prompt("prompt", "query", "question")
@@ -140,6 +183,19 @@ class Entry:
         if not isinstance(part.value, str):
             raise Refused(part.field, f"It must be a text; it is {kind_of(part.value)}.")
         return part
+
+    def _number(self, name: str) -> float | None:
+        """A finite number, also as text; None where there is none."""
+        part = self._part(name)
+        if part.value is None or part.value == "":
+            return None
+        try:
+            found = float(part.value)
+        except (TypeError, ValueError):
+            found = math.nan
+        if isinstance(part.value, bool) or not math.isfinite(found):
+            raise Refused(part.field, f"It must be a finite number; it is {printable(str(part.value), 40)!r}.")
+        return found
 
     def _text_or_tokens(self, name: str) -> FieldValue:
         part = self._part(name)

@@ -16,6 +16,8 @@ from infodis.models.model import Model
 FIELDS = (
     *("id", "text", "prompt", "response", "tokens", "target", "context"),
     *("messages", "chosen", "rejected", "query", "question", "choices", "answer", "label"),
+    *("mutant", "mutated_sequence", "DMS_score"),
+    *("sentence_good", "sentence_bad", "good", "bad", "linguistics_term"),
 )
 """All fields of a row that are ever looked at."""
 
@@ -127,7 +129,7 @@ class Reading:
             raise _fault(model, said, text) or (Refused(prompt.field, str(error)) if chat else error) from None
         if not row.target.numel():
             raise Refused(text.field, "It has no tokens: there is nothing to score.")
-        found = self._checked(model, Item(row.tokens, row.target, row.context), said, text)
+        found = self._checked(model, row, said, text)
         whole = found.item.target.numel() == row.target.numel()
         return Scored(found.item, size if whole else None, found.truncated)
 
@@ -273,17 +275,19 @@ def _cut(model: Model, item: Item, excess: int, *, left: bool, text: FieldValue)
         item, before, excess = _begun(item, begin), 1, excess + 1
     stop = before + excess if left else item.length - behind
     start = stop - excess
-    kept = [places[(places < start) | (places >= stop)] for places in (item.target, item.context)]
+    stays = [(places < start) | (places >= stop) for places in (item.target, item.context)]
+    kept = [places[some] for places, some in zip((item.target, item.context), stays, strict=True)]
     target, context = (torch.where(places < start, places, places - excess) for places in kept)
+    words = None if item.words is None else item.words[stays[0]]
     if not len(target) or excess > item.length - before - behind:
         raise Refused(text.field, f"It is too long: nothing of the target is left when {excess:,} tokens are cut off.")
-    return Item(torch.cat([item.tokens[:start], item.tokens[stop:]]), target, context), excess
+    return Item(torch.cat([item.tokens[:start], item.tokens[stop:]]), target, context, words), excess
 
 
 def _begun(item: Item, begin: int) -> Item:
     """With a begin token before the first token."""
     tokens = torch.cat([torch.tensor([begin]), item.tokens])
-    return Item(tokens, item.target + 1, torch.cat([torch.tensor([0]), item.context + 1]))
+    return Item(tokens, item.target + 1, torch.cat([torch.tensor([0]), item.context + 1]), item.words)
 
 
 def _around(model: Model, item: Item) -> tuple[int, int]:
