@@ -27,8 +27,8 @@ nb_execution_mode = "off"  # `make tutorials` runs them and keeps their outputs;
 nb_merge_streams = True
 
 default_role = "code"  # docstrings are read as Markdown by people: `name` is code
+autodoc_mock_imports = ["trl"]  # its documentation is read, not its code
 autodoc_default_options = {"member-order": "bysource"}
-autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 80
 
 html_theme = "furo"
