@@ -55,15 +55,17 @@ check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-smoke: $(STAMP)  ## every experiment of the paper, as small as it gets: does it run?
+smoke: $(STAMP)  ## every experiment of the paper, as small as it gets: scored, trained, and in the paper's shape
 	rm -rf out/smoke
-	$(BIN)/infodis reproduce all --smoke --out out/smoke
+	$(BIN)/python tests/smoke.py --out out/smoke
 
 bench: $(STAMP)  ## the numbers of docs/benchmarks.md
 	$(BIN)/infodis bench variance --sequences 40 --runs 100 --out out/bench
 	$(BIN)/infodis bench auto --out out/bench
 	$(BIN)/infodis bench ratio --runs 400 --out out/bench
+	$(BIN)/infodis bench gradient --out out/bench
 	$(BIN)/infodis bench overhead --out out/bench
+	$(BIN)/python benchmarks/gradient_memory.py
 	$(BIN)/infodis bench throughput --texts 200 --out out/bench
 	$(BIN)/infodis bench engine --out out/bench
 	$(BIN)/python benchmarks/startup.py

@@ -6,6 +6,8 @@ import torch
 import infodis
 from infodis.errors import InputError
 from infodis.models.loading import load
+from infodis.models.nets import RADD, NetworkShape, initialise
+from infodis.rng import stream
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -125,14 +127,25 @@ def gpt():
         (lambda: load(bert()), "needs its mask_token"),
         (lambda: load(torch.nn.Embedding(5, 4), mask_token=4), "needs its vocab_size"),
         (lambda: load(torch.nn.Embedding(5, 4), mask_token=4, vocab_size=27), "returns? logits|return logits"),
-        (lambda: load(gpt(), mask_token=4), "causal language model"),
+        (lambda: load(gpt(), mask_token=4), "An autoregressive model masks nothing"),
         (lambda: load(bert().bert, mask_token=4), "AutoModelForMaskedLM"),
         (lambda: load(bert(), mask_token=4, device="cuda"), "taken as it is"),
         (lambda: load(bert(), mask_token=4, tokenizer=3), "got a int"),
-        (lambda: load("text8-tiny", mask_token=4), "for a model in memory"),
+        (lambda: load("text8-tiny", vocab_size=4), "for a model in memory"),
+        (lambda: load("text8-tiny", mask_token=4), "mask_token must be an option that the model can honour"),
         (lambda: infodis.nll(load(bert(), mask_token=4), TEXT), "has no tokenizer"),
     ],
 )
 def test_bad_models_are_told(call, words):
     with pytest.raises(InputError, match=words):
         call()
+
+
+def test_a_network_of_ours_knows_its_longest_row():
+    """It has learned vectors for so many places: fewer than a batch is padded to, or a check would look at."""
+    network = RADD(4, NetworkShape(8, 1, 2, positions=5))
+    initialise(network, generator=stream(0, "weights"))
+    model = infodis.load(network)
+    assert infodis.nll(model, [0, 1, 2, 3, 0]).value > 0
+    with pytest.raises(InputError, match="at most 5 tokens, got 6"):
+        infodis.nll(model, [0, 1, 2, 3, 0, 1])

@@ -32,7 +32,13 @@ SEARCHES = {
     "get_log_likelihood": "tutorials/benchmarks",
     "error bar": "index",
     "BERT": "tutorials/masked-lm",
+    "minimal pairs": "tutorials/minimal-pairs",
+    "BLiMP": "tutorials/minimal-pairs",
+    "minicons": "glossary",
+    "ProteinGym": "tutorials/protein-variants",
     "cite": "cite",
+    "DPO": "tutorials/preferences",
+    "TRL": "preferences",
 }
 """What someone types, and a page that must be among those that hold every word of it."""
 

@@ -32,7 +32,7 @@ def test_from_an_empty_notebook_to_an_error_bar_in_three_lines(tmp_path):
 
 
 def test_all_outputs_are_committed():
-    assert len(notebooks.TUTORIALS) == 4
+    assert len(notebooks.TUTORIALS) == 7
     for path in notebooks.TUTORIALS:
         cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells), f"{path.name} was not run: make tutorials"
