@@ -117,7 +117,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
         if found[: len(stamp)] == stamp:
             return marshal.loads(found[len(stamp) :])
         code = self.source_to_code(source, path)
-        self.set_data(kept, stamp + marshal.dumps(code))
+        if not sys.dont_write_bytecode:
+            self.set_data(kept, stamp + marshal.dumps(code))
         return code
 
     def source_to_code(self, data, path, *, _optimize=-1):
