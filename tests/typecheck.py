@@ -19,9 +19,10 @@ import typing
 from pathlib import Path
 
 from beartype import BeartypeConf, beartype
-from jaxtyping import AbstractArray, jaxtyped
+from jaxtyping import AbstractArray, TypeCheckError, jaxtyped
 
-_typed = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int may stand for a float, as in all of Python
+_typed = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=TypeCheckError))
+"""An int may stand for a float, as in all of Python; what is wrong is a `TypeError`, as Python's own."""
 
 
 def install(package: str) -> None:
