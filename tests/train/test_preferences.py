@@ -176,7 +176,7 @@ def test_two_processes_go_through_the_same_losses(tmp_path):
     rest = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     asked = [*launch, *rest, "-m", "infodis", "train", str(path), "--out", str(tmp_path / "two")]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(asked, env=quiet, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(asked, env=quiet, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     one, two = (torch.tensor([nats for _, nats in losses(tmp_path / name)]) for name in ("one", "two"))
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)

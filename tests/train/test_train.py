@@ -151,7 +151,7 @@ def test_two_processes_go_through_the_same_losses(tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     rest = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     done = subprocess.run(
-        [*launch, *rest, *command(path, tmp_path / "two")[1:]], env=QUIET, capture_output=True, text=True, timeout=200
+        [*launch, *rest, *command(path, tmp_path / "two")[1:]], env=QUIET, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Best checkpoint") == 1
