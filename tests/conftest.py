@@ -6,9 +6,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # virtual machines a
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # numbers are compared to the last digit: on the CPU, as `auto` then is
 
 import torch
-from jaxtyping import install_import_hook
+import typecheck
 
-hook = install_import_hook("infodis", "typecheck.checked")
+typecheck.install("infodis")
 
 torch.backends.mps.is_available = lambda: False
 torch.set_num_threads(1)  # the tests run in as many processes as there are cores

@@ -5,15 +5,23 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from jaxtyping import Float, TypeCheckError
 from mutations import MUTATIONS
+from torch import Tensor
+from typecheck import checked
 
+from infodis.design import Tiled
+from infodis.oracle import MarkovChain
 from infodis.rng import key
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "infodis"
+CHAIN = MarkovChain.random(order=1, vocab_size=4)
 
 LAYERS = {
     "": [
@@ -280,6 +288,42 @@ def test_public_names_exist():
 def test_stream_keys_do_not_run_into_each_other():
     assert len({key(1, 23), key(12, 3), key("1", 23), key(b"1", 23), key(123), key(1, 2, 3)}) == 6
     assert key(0, "a") == 4513031048185085819  # fixed for ever: numbers must not change between versions
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Tiled(power="half"), "power"),
+        (lambda: CHAIN.surprisal(torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 4, dtype=torch.bool)), "length"),
+        (lambda: CHAIN.surprisal(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)), "tokens"),
+        (lambda: checked(wrong_size)(torch.zeros(2, 3)), "wide"),
+        (lambda: list(checked(late)(3)), "tokens"),
+    ],
+    ids=["type", "size", "kind of number", "size of a result", "generator"],
+)
+def test_types_and_shapes_are_checked_while_tests_run(call, words):
+    """Negative control of the import hook."""
+    with pytest.raises(TypeCheckError, match=words):
+        call()
+
+
+def wrong_size(tokens: Float[Tensor, "long wide"]) -> Float[Tensor, " wide"]:
+    return tokens[:, 0]
+
+
+def late(tokens: Float[Tensor, " long"]) -> Iterator[int]:
+    yield len(tokens)
+
+
+def test_axes_of_calls_inside_a_call_are_their_own():
+    def inner(one: Float[Tensor, " long"], other: Float[Tensor, " long"]) -> Float[Tensor, " long"]:
+        return one + other
+
+    def outer(one: Float[Tensor, " long"]) -> Float[Tensor, " long"]:
+        checked(inner)(one[:1], one[1:2])
+        return one
+
+    assert checked(outer)(torch.zeros(4)).shape == (4,)
 
 
 def test_mutations_find_their_lines_and_their_tests():

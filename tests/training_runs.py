@@ -2,7 +2,10 @@
 
 import functools
 import json
+import time
 from pathlib import Path
+
+import forks
 
 from infodis.oracle import MarkovChain
 from infodis.rng import stream
@@ -76,3 +79,14 @@ def records(out: Path) -> list[dict]:
 
 def losses(out: Path) -> list[tuple[int, float]]:
     return [(r["step"], r["nats"]) for r in records(out) if r["kind"] == "progress"]
+
+
+def run_and_kill(path: Path, out: Path, *, moment: float) -> None:
+    """SIGKILL so many seconds after the first checkpoint: in a step, in a validation, while files are written."""
+    process = forks.start(run, path, out)
+    while process.is_alive() and not (out / "checkpoints.json").is_file():
+        time.sleep(0.001)
+    time.sleep(moment)
+    process.kill()
+    process.join()
+    assert (out / "checkpoints.json").is_file()

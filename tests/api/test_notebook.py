@@ -30,7 +30,7 @@ def parsed(value):
         lambda: infodis.bounds(MODEL, "the capital of france", orders=16),
         lambda: infodis.score(MODEL, ["the capital of france", "abc"], **FEW),
         lambda: infodis.score(MODEL, "abc")[0],
-        lambda: infodis.doctor(MODEL),
+        lambda: infodis.doctor(infodis.load("dna-tiny")),
         lambda: infodis.perplexity(MODEL, "the capital of france"),
     ],
     ids=["estimate", "exact", "ratio", "bounds", "scores", "score", "doctor", "perplexity"],

@@ -4,10 +4,10 @@ import dataclasses
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import stat
 
+import forks
 import pytest
 import torch
 from instant import InstantScore
@@ -105,18 +105,11 @@ def dying(made: RunPlan, step: int) -> None:
     os._exit(0)
 
 
-def in_child(function, *args) -> int:
-    process = multiprocessing.get_context("fork").Process(target=function, args=args)
-    process.start()
-    process.join()
-    return process.exitcode
-
-
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_killed_at_every_step_the_result_is_the_same(rows, tmp_path):
     run(plan(rows, tmp_path / "whole.jsonl"))
     out, deaths = tmp_path / "out.jsonl", 0
-    while in_child(dying, plan(rows, out), 9 + 7 * deaths % 30) == 9:
+    while forks.exit_code(dying, plan(rows, out), 9 + 7 * deaths % 30) == 9:
         deaths += 1
         assert deaths < 100
     assert deaths > 4
@@ -134,7 +127,7 @@ def test_killed_once_at_some_step(rows, tmp_path, step):
     """From the first file written to the last one removed."""
     out = tmp_path / "out.jsonl"
     run(plan(rows, tmp_path / "whole.jsonl"))
-    in_child(dying, plan(rows, out), step)
+    forks.exit_code(dying, plan(rows, out), step)
     run(plan(rows, out))
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
@@ -152,7 +145,7 @@ def test_killed_while_an_old_result_is_replaced_there_is_the_old_or_the_new(tmp_
     for step in itertools.count(12, 2):  # from where settings are written
         for one in old:
             one.write_bytes(old[one])
-        if in_child(dying, plan(path, out, resume=False), step) != 9:
+        if forks.exit_code(dying, plan(path, out, resume=False), step) != 9:
             break
         replaced = [one.read_bytes() == new[one] for one in old]
         assert all(one.read_bytes() in (old[one], new[one]) for one in old)

@@ -179,6 +179,6 @@ def test_the_command_line_takes_a_name(hub, tmp_path):
     """In a process of its own, as users set it: HF_ENDPOINT, HF_HOME."""
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "infodis", "doctor", "owner/tiny"]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, timeout=280)
     assert found.returncode == 0, found.stderr
     assert "llada" in found.stdout

@@ -4,15 +4,13 @@ import gzip
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from training_runs import losses, records, run
+from training_runs import losses, records, run, run_and_kill
 from typer.testing import CliRunner
 
 import infodis
@@ -155,28 +153,22 @@ def test_stopped_before_some_step_it_goes_on_with_the_same_losses(whole, tmp_pat
         assert same_as(out, reference), last
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("moment", [0.0, 0.03, 0.1])
 def test_killed_at_some_moment_it_goes_on_with_the_same_losses(whole, tmp_path, moment):
-    """SIGKILL so many seconds after the first checkpoint."""
     path, reference = whole
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "infodis", "train", str(path), "--out", str(out)]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=quiet, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (out / "checkpoints.json").is_file():
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.001)
-    time.sleep(moment)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    run_and_kill(path, out, moment=moment)
     run(path, out, resume=True)
     assert same_as(out, reference)
 
 
+@pytest.mark.slow
 def test_two_processes_go_through_the_same_losses(tmp_path):
-    """Masks are named by content, seed and step: the process that draws them does not matter."""
+    """Masks are named by content, seed and step: the process that draws them does not matter.
+
+    The loop is that of other trainings, whose processes are compared by default; plans are in `core/test_plan.py`.
+    """
     pytest.importorskip("accelerate")
     path = prepare(tmp_path, steps=6)
     run(path, tmp_path / "one")
@@ -184,7 +176,7 @@ def test_two_processes_go_through_the_same_losses(tmp_path):
     rest = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     asked = [*launch, *rest, "-m", "infodis", "train", str(path), "--out", str(tmp_path / "two")]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(asked, env=quiet, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(asked, env=quiet, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     one, two = (torch.tensor([nats for _, nats in losses(tmp_path / name)]) for name in ("one", "two"))
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
