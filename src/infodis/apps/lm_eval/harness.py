@@ -132,8 +132,9 @@ class InfodisLM(DistributedLM):
         """Texts after contexts, cut at stop texts. What is asked several times is drawn several times."""
         if self.model.noise is not None:
             raise InputError(
-                f"A text is written into masks, and {self.model.name} knows noise on tokens instead; {_id(requests[0])} "
-                "asks for one. Leave out tasks that generate: the harness can ask it for likelihoods only."
+                f"A text is written into masks, and {self.model.name} knows noise on tokens instead; "
+                f"{_id(requests[0])} asks for one. Leave out tasks that generate: the harness can ask it for "
+                "likelihoods only."
             )
         unknown = {name for one in requests for name in one.args[1] if name not in KNOWN}
         if unknown:
@@ -249,8 +250,8 @@ def _check_flags(groups: Sequence[RequestGroup], model: Model) -> None:
     if groups:
         raise InputError(
             f"The greedy flag is found out by filling in masks, and {model.name} knows noise on tokens instead; "
-            f"{groups[0].requests[0].id} may look at it. Give greedy=never: likelihoods and perplexities stay right, and "
-            "metrics of the flag (acc or exact_match of a single continuation) are 0 and say nothing."
+            f"{groups[0].requests[0].id} may look at it. Give greedy=never: likelihoods and perplexities stay right, "
+            "and metrics of the flag (acc or exact_match of a single continuation) are 0 and say nothing."
         )
 
 
