@@ -207,6 +207,20 @@ def test_what_needs_masks_says_so(directory, tmp_path):
         infodis.load(tmp_path / "udlm")
 
 
+@pytest.mark.parametrize("command", ["choose", "pairs", "variants", "audit", "bounds", "curve"])
+def test_commands_that_need_masks_say_so_once(directory, tmp_path, command):
+    """Not row by row, and before any result is written."""
+    rows, wild = tmp_path / "rows.jsonl", tmp_path / "wild.fasta"
+    fields = {"text": "the", "prompt": "", "choices": ["a", "b"], "good": "a cat", "bad": "a cta", "mutant": "T1A"}
+    rows.write_text(json.dumps(fields) + "\n")
+    wild.write_text(">wild\nTHE\n")
+    inputs = {"variants": [str(wild), str(rows)], "audit": [str(rows), str(rows)]}.get(command, [str(rows)])
+    out = tmp_path / ("out" if command == "audit" else "out.jsonl")
+    done = CliRunner().invoke(app, [command, *inputs, "-m", str(directory), "--out", str(out)])
+    assert isinstance(done.exception, InputError), done.output
+    assert "knows noise on tokens" in str(done.exception)
+
+
 def test_credits_of_tokens_with_a_prompt_or_without(directory, tmp_path):
     rows, out = tmp_path / "rows.jsonl", tmp_path / "credits.jsonl"
     rows.write_text('{"text": "the cat"}\n{"prompt": "the cat ", "text": "sat"}\n')
