@@ -1,7 +1,7 @@
 """How much dse_nll varies at equal forward passes, against the estimators that the projects of the field use.
 
     OMP_NUM_THREADS=1 python benchmarks/noise_variance.py
-    OMP_NUM_THREADS=1 python benchmarks/noise_variance.py --model runs/uniform --text data/text8_valid.txt.gz
+    OMP_NUM_THREADS=1 python benchmarks/noise_variance.py --model runs/text8-uniform --text data/text8_valid.txt.gz
 
 Exact scores of a Markov chain over 16 tokens, texts of 32 tokens, so that every estimator is about the same number:
 
@@ -11,7 +11,8 @@ Exact scores of a Markov chain over 16 tokens, texts of 32 tokens, so that every
 
 All of them noise every token by itself. They leave out what happens before and after their schedule, which here is less
 than a hundredth of a nat. A run is what one text costs by so many passes; variances are over runs, averaged over texts.
-With --model the same of a network of uniform noise on windows of a text8 file; schedules then end where it was trained.
+With --model the same of a network of uniform noise on windows of a text8 file (recipes/text8-uniform.toml trains one);
+schedules then end where it was trained, and others' means are held against ours.
 """
 
 import argparse
@@ -83,12 +84,12 @@ def compare(model, peers, texts, exact, passes, runs) -> None:
     found = [ours(model, text, passes, runs) for text in texts]
     known, squared = [float(values.var()) for values, _ in found], sum(square for _, square in found) / len(found)
     truth = [float(values.mean()) for values, _ in found] if exact is None else exact
-    what, noise = "ours" if exact is None else "exact", type(model.noise.process).__name__
+    noise = type(model.noise.process).__name__
 
     def off(values):
         return Measured.mean(torch.cat([one - true for one, true in zip(values, truth, strict=True)]))
 
-    bias = off([values for values, _ in found])
+    bias = "" if exact is None else off([values for values, _ in found])
     print(
         f"| infodis | {noise} | {bias} | {Measured.mean(known)} (mean squared standard error {squared:.3g}) | 1 |",
         flush=True,
@@ -97,7 +98,7 @@ def compare(model, peers, texts, exact, passes, runs) -> None:
         values = [by_time(model, times, t, passes, runs, stream(5, name, n)) for n, t in enumerate(texts)]
         spread = [float(one.var()) for one in values]
         ratio = Measured.ratio(spread, known)
-        print(f"| {name}'s | {noise} | {off(values)} from {what} | {Measured.mean(spread)} | {ratio} |", flush=True)
+        print(f"| {name}'s | {noise} | {off(values)} | {Measured.mean(spread)} | {ratio} |", flush=True)
 
 
 def main() -> None:
@@ -108,7 +109,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--text")
     given = parser.parse_args()
-    print("| estimator | noise | bias, nats | variance, nats squared | times ours |")
+    print("| estimator | noise | mean, from exact or from ours, nats | variance, nats squared | times ours |")
     print("|---|---|---|---|---|")
     if given.model is not None:
         model = infodis.load(given.model)

@@ -135,7 +135,13 @@ LAYERS = {
             "udlm_duo",
         },
     ],
-    "models/doctor": [{"examples", "results"}, {"precision", "swaps"}, {"wirings"}, {"block_checks"}, {"checks"}],
+    "models/doctor": [
+        {"examples", "results"},
+        {"precision", "swaps"},
+        {"wirings"},
+        {"block_checks", "noise_checks"},
+        {"checks"},
+    ],
     "models/nets": [{"network", "transformer"}, {"block_network", "experts"}, {"llama", "radd", "sedd"}, {"mean"}],
 }
 """Rooms from the ground up, and those inside of packages: a file imports only what lies below its own."""

@@ -42,8 +42,11 @@ from infodis.errors import InputError, PredictorError
 from infodis.models.adapters import LoadedModel
 from infodis.models.files import locate
 from infodis.models.model import Model
-from infodis.models.nets.network import Network
+from infodis.models.nets.network import Network, NoiseNetwork
 from infodis.models.tokenizers import Characters
+from infodis.noise.design import Noise
+from infodis.noise.process import Uniform
+from infodis.noise.scores import NoisyOracle
 from infodis.oracle import MarkovChain
 from infodis.result import Measured
 from infodis.rng import stream
@@ -81,6 +84,24 @@ class BrokenNetwork(OracleNetwork):
         return super().token_nll(features, tokens) * math.nan
 
 
+class NoisyNetwork(NoiseNetwork):
+    """The exact scores of a distribution under uniform noise, as a network that takes its prompts for clean."""
+
+    pads = False
+
+    def __init__(self, oracle, prompt=0):
+        super().__init__()
+        self.exact, self.prompt = NoisyOracle(oracle, Uniform(oracle.vocab_size)), prompt
+        self.vocab_size = self.tokens = self.mask_token = oracle.vocab_size
+
+    def noised_features(self, tokens, totals, *, visible=None, at=None):
+        where = torch.arange(tokens.shape[1]) >= self.prompt
+        return self.exact(tokens, totals.double(), where)[at]
+
+    def log_scores(self, features, noised, totals):
+        return features
+
+
 @pytest.fixture(scope="module")
 def chain():
     return MarkovChain.random(order=2, vocab_size=4, seed=3, temperature=0.2)
@@ -88,6 +109,12 @@ def chain():
 
 def as_model(oracle, kind=OracleNetwork):
     opened = LoadedModel("oracle", kind(oracle), Characters(LETTERS), length=32, limit=None)
+    return Model("oracle", opened, torch.device("cpu"))
+
+
+def as_noisy_model(oracle, prompt=0):
+    network = NoisyNetwork(oracle, prompt)
+    opened = LoadedModel("oracle", network, Characters(LETTERS), 16, None, noise=Noise(network.exact.process))
     return Model("oracle", opened, torch.device("cpu"))
 
 
@@ -178,6 +205,56 @@ def test_likelihoods_are_exact_and_in_order(chain):
         assert value == pytest.approx(log_prob(chain, context, text) if text else 0.0, abs=1e-9)
         assert greedy or text
     assert found[1] == found[4]
+
+
+def drawn(chain, count, length):
+    rows = chain.sample(count, length=length, generator=stream(1, "drawn"))
+    return ["".join(LETTERS[n] for n in row) for row in rows.tolist()]
+
+
+def z_of(found, errors, exact):
+    return (sum(found) - sum(exact)) / math.hypot(*errors)
+
+
+def test_likelihoods_under_uniform_noise_against_exact(chain, tmp_path):
+    """Given their context, with errors: z of 24 requests within 4. Without the context they are other numbers."""
+    asked = [(text[:3], text[3:]) for text in drawn(chain, 24, 9)]
+    lm = InfodisLM(as_noisy_model(chain, prompt=3), evaluations=48, greedy="never", out=str(tmp_path / "side.jsonl"))
+    found = lm.loglikelihood([ask(*one, doc=n) for n, one in enumerate(asked)])
+    about, records = side_file(tmp_path / "side.jsonl")
+    assert about["quantity"] == "dse_nll"
+    errors = [record["standard_error"] for record in records]
+    assert min(errors) > 0
+    assert [record["evaluations"] for record in records] == [48] * 24
+    values = [value for value, _ in found]
+    assert abs(z_of(values, errors, [log_prob(chain, *one) for one in asked])) < 4
+    assert z_of(values, errors, [log_prob(chain, "", text) for _, text in asked]) > 4
+
+
+def test_rolling_under_uniform_noise_against_exact(chain, tmp_path):
+    """Windows of 16 tokens, added up."""
+    texts = drawn(chain, 4, 40)
+    lm = InfodisLM(as_noisy_model(chain), evaluations=48, out=str(tmp_path / "side.jsonl"))
+    found = lm.loglikelihood_rolling(
+        [Instance("loglikelihood_rolling", {}, (text,), 0, ("task", n, 1)) for n, text in enumerate(texts)]
+    )
+    errors = [record["standard_error"] for record in side_file(tmp_path / "side.jsonl")[1]]
+    exact = [sum(log_prob(chain, "", text[n : n + 16]) for n in (0, 16, 32)) for text in texts]
+    assert abs(z_of(found, errors, exact)) < 4
+
+
+def test_what_the_harness_cannot_ask_of_noise_is_told_before_anything_is_scored(chain, monkeypatch):
+    model = as_noisy_model(chain)
+    monkeypatch.setattr(NoisyNetwork, "noised_features", None)
+    with pytest.raises(InputError, match=r"race=acc .*Leave race out"):
+        InfodisLM(model, race=True)
+    with pytest.raises(InputError, match=r"design=tiled .*Leave design out"):
+        InfodisLM(model, design="tiled")
+    lm = InfodisLM(model)
+    with pytest.raises(InputError, match=r"task, document 7, request 0 may look at it\. Give greedy=never"):
+        lm.loglikelihood([ask("ab", "cd", doc=7)])
+    with pytest.raises(InputError, match="Leave out tasks that generate"):
+        lm.generate_until([Instance("generate_until", {}, ("ab", {"until": ["c"]}), 0, ("task", 0, 1))])
 
 
 def test_greedy_flag_is_the_decoded_text(chain):

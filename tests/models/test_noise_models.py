@@ -14,15 +14,18 @@ import infodis
 from infodis.cli import app
 from infodis.errors import InputError
 from infodis.models import checkpoint
+from infodis.models.doctor import ModelUnderTest, doctor
+from infodis.models.doctor.noise_checks import data_and_noise, noised_context, score_entropies
 from infodis.models.nets import SEDD, NetworkShape
 from infodis.models.tokenizers import tokenizer_named
 from infodis.noise.design import Noise
 from infodis.noise.dse import dse_nll
 from infodis.noise.process import Hybrid, Uniform
 from infodis.noise.schedule import LogLinear
-from infodis.noise.scores import NoisyOracle, from_mean
+from infodis.noise.scores import NoisyOracle, ScorePredictor, from_mean
 from infodis.oracle import MarkovChain
 from infodis.rng import stream, uniforms
+from infodis.train.validation import validation_nll
 
 REFERENCES = Path(__file__).parents[1] / "references"
 NOISY = ("sedd-uniform", "udlm", "duo", "gidd")
@@ -202,6 +205,83 @@ def test_what_needs_masks_says_so(directory, tmp_path):
     )
     with pytest.raises(InputError, match="guidance"):
         infodis.load(tmp_path / "udlm")
+
+
+@pytest.mark.parametrize("command", ["choose", "pairs", "variants", "audit", "bounds", "curve"])
+def test_commands_that_need_masks_say_so_once(directory, tmp_path, command):
+    """Not row by row, and before any result is written."""
+    rows, wild = tmp_path / "rows.jsonl", tmp_path / "wild.fasta"
+    fields = {"text": "the", "prompt": "", "choices": ["a", "b"], "good": "a cat", "bad": "a cta", "mutant": "T1A"}
+    rows.write_text(json.dumps(fields) + "\n")
+    wild.write_text(">wild\nTHE\n")
+    inputs = {"variants": [str(wild), str(rows)], "audit": [str(rows), str(rows)]}.get(command, [str(rows)])
+    out = tmp_path / ("out" if command == "audit" else "out.jsonl")
+    done = CliRunner().invoke(app, [command, *inputs, "-m", str(directory), "--out", str(out)])
+    assert isinstance(done.exception, InputError), done.output
+    assert "knows noise on tokens" in str(done.exception)
+
+
+def test_credits_of_tokens_with_a_prompt_or_without(directory, tmp_path):
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "credits.jsonl"
+    rows.write_text('{"text": "the cat"}\n{"prompt": "the cat ", "text": "sat"}\n')
+    done = CliRunner().invoke(
+        app, ["attribute", str(rows), "-m", str(directory), "--evaluations", "32", "--out", str(out)]
+    )
+    assert done.exit_code == 0, done.output
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one["quantity"] for one in records] == ["dse_nll"] * 2
+    assert [sum(one["per_token"]) for one in records] == pytest.approx([one["value"] for one in records], abs=1e-5)
+    assert all(error > 0 for one in records for error in one["per_token_error"])
+    assert not any("influence" in one for one in records)
+    scores = infodis.score(infodis.load(directory), ["the cat", "sat"], prompts=["", "the cat "], evaluations=32)
+    assert [one["value"] for one in records] == pytest.approx([one.value for one in scores], abs=1e-4)
+    done = CliRunner().invoke(app, ["attribute", "--prompt", "a ", "--text", "dog", "-m", str(directory)])
+    assert done.exit_code == 0, done.output
+    assert "dse_nll " in done.output
+
+
+def test_validation_during_training_is_dse_nll(directory):
+    model = infodis.load(directory)
+    found = validation_nll(model, ["the cat", "a dog"], evaluations=64)
+    scores = infodis.score(model, ["the cat", "a dog"], evaluations=64, seed=1)
+    error = math.hypot(found.standard_error, math.hypot(*(one.standard_error for one in scores)) / 12)
+    assert abs(found.value - sum(one.value for one in scores) / 12) < 4 * error
+    assert found == validation_nll(model, ["the cat", "a dog"], evaluations=64)
+
+
+def verdicts(found):
+    return {one.check: one.verdict for one in found}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_the_doctor_does_not_accuse_models_of_noise(name):
+    found = doctor(infodis.load(REFERENCES / name))
+    assert found.ok, list(found)
+    assert {"score entropies", "data and noise", "padding"} <= verdicts(found).keys()
+    assert "mask token" not in verdicts(found)
+
+
+def test_the_doctor_finds_what_is_wrong_with_a_model_of_noise(monkeypatch):
+    chain, process = MarkovChain.random(order=1, vocab_size=4, temperature=0.2, seed=1), Uniform(4)
+    rows = list(chain.sample(16, length=16, generator=stream(3)))
+    exact = NoisyOracle(chain, process)
+
+    def verdict(check, score, some=rows):
+        return check(ModelUnderTest(ScorePredictor(score, Noise(process)), some)).verdict
+
+    def deaf(noised, total, where):
+        return torch.zeros(*noised.shape, 4)
+
+    assert [verdict(check, exact) for check in (score_entropies, data_and_noise, noised_context)] == ["ok"] * 3
+    assert verdict(noised_context, deaf) == "wrong"
+    assert verdict(score_entropies, lambda *asked: deaf(*asked) * math.nan) == "wrong"
+    assert verdict(data_and_noise, exact, list(torch.randint(4, (16, 16), generator=stream(4)))) == "cannot tell"
+    model = infodis.load(REFERENCES / "duo")
+    without = model.network.noised_features
+    monkeypatch.setattr(
+        model.network, "noised_features", lambda tokens, totals, *, visible, at: without(tokens, totals, at=at)
+    )
+    assert verdicts(doctor(model))["padding"] == "wrong"
 
 
 def test_gidd_without_uniform_noise_is_a_masked_model(tmp_path):

@@ -42,8 +42,8 @@ def attribute(
     """Per-token credits of a text given its prompt, and how much each prompt token helps each token of the text.
 
     Credits add up to the nll. Influences are Shapley values: they add up to what the whole prompt explains. Both come
-    with standard errors. Models of blocks and autoregressive ones have no influences: a part of a prompt cannot be
-    hidden from them.
+    with standard errors. Models of blocks, autoregressive ones and those of uniform or mixed noise have no influences:
+    a part of a prompt cannot be hidden from them.
 
     Examples:
     [bold]infodis attribute --prompt "the capital of france is " --text paris[/bold]
@@ -93,7 +93,7 @@ def _show(record: dict[str, Any]) -> None:
         shade = SHADES[min(len(SHADES) - 1, max(0, int(nats / SHADE_NATS)))]
         shaded.append(piece, style=f"black {shade}" if shade else "")
     console.print(shaded)
-    console.print(f"nll {record['value']:.3f} ± {record['standard_error']:.3f} nats")
+    console.print(f"{record['quantity']} {record['value']:.3f} ± {record['standard_error']:.3f} nats")
     tokens = Table("", "token", "nats", "±", title="What every token costs")
     numbers = zip(pieces, record["per_token"], record["per_token_error"], strict=True)
     for place, (piece, nats, error) in enumerate(numbers, start=1):

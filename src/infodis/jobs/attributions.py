@@ -21,7 +21,7 @@ class Attributed:
     """What was found about a row."""
 
     total: Replicated
-    """Its nll."""
+    """Its nll, or dse_nll."""
     evaluations: int
     credits: Tensor
     errors: Tensor
@@ -33,7 +33,7 @@ class Attributed:
 class AttributionJob(RowJob[Scored, Attributed]):
     """Credits of the tokens of every row and, after a prompt, the influence of its tokens on each of them.
 
-    A model of blocks gives credits only: it cannot be asked about a part of a prompt.
+    A model of blocks and one of noise give credits only: they cannot be asked about a part of a prompt.
     """
 
     command = "attribute"
@@ -54,12 +54,17 @@ class AttributionJob(RowJob[Scored, Attributed]):
         return [self._attributed(one) for one in ready]
 
     def _attributed(self, one: Scored) -> Attributed:
-        if one.item.context.numel() and self.loaded_model.blocks is None:  # a part of a prompt means nothing to blocks
+        if one.item.context.numel() and self._hides_prompts:
             return self._influenced(one)
         found = estimate_items(self.loaded_model, [one.item], self.request, seed=self.seed)[0]
         if found.impossible:
             raise Refused(None, "It has probability zero under this model: its tokens have no finite credits.")
         return Attributed(found, found.evaluations, found.per_token, found.per_token_error, {})
+
+    @property
+    def _hides_prompts(self) -> bool:
+        """Whether a part of a prompt can be summed out: neither blocks nor noise know what that is."""
+        return self.loaded_model.blocks is None and self.loaded_model.noise is None
 
     def _influenced(self, one: Scored) -> Attributed:
         item = one.item
@@ -81,7 +86,7 @@ class AttributionJob(RowJob[Scored, Attributed]):
     def record(self, row: Entry, ready: Scored, found: Attributed) -> Record:
         return {
             "id": row.id,
-            "quantity": "nll",
+            "quantity": found.total.quantity,
             "value": rounded(found.total.value),
             "standard_error": rounded(found.total.standard_error),
             "degrees_of_freedom": found.total.degrees_of_freedom,

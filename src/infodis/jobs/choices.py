@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from infodis.estimate import check_masks
 from infodis.evaluate import Batching, run_batched
 from infodis.jobs.inputs import Choices, Entry, Reading, Scored
 from infodis.jobs.job import MODEL_COLUMNS, Job, Record, check_normalisation, rounded, sizes_for, unknown_fields
@@ -54,6 +55,10 @@ class ChoiceJob(Job[Entry, Choices, Verdict]):
     def passes_per_row(self) -> float:
         """Of all its choices, of which most drop out early."""
         return float(self.race.evaluations)
+
+    def load(self) -> None:
+        super().load()
+        check_masks(self.loaded_model)
 
     def read(self, row: Entry) -> Choices:
         found = row.choices(self.loaded_model, self.reading)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from infodis.errors import InputError
+from infodis.estimate import check_masks
 from infodis.item import Item
 from infodis.jobs.inputs import Entry, Refused
 from infodis.jobs.job import MODEL_COLUMNS, TYPICAL_TOKENS, Job, Record, rounded, unknown_fields
@@ -66,6 +67,7 @@ class VariantJob(Job[Entry, Mutant, ScoredMutant]):
 
     def load(self) -> None:
         super().load()
+        check_masks(self.loaded_model)
         self.loaded_wild  # noqa: B018 - what is wrong with it is no fault of a row
 
     def read(self, row: Entry) -> Mutant:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 from infodis.errors import InputError
-from infodis.estimate import Request
+from infodis.estimate import Request, check_masks
 from infodis.evaluate import Batching, run_batched
 from infodis.item import Item, check_items
 from infodis.predictor import Predictor
@@ -134,6 +134,7 @@ class PairRequest:
 
     def check_predictor(self, predictor: Predictor) -> None:
         """Raise `InputError` if a score that was asked for says nothing about such a model."""
+        check_masks(predictor)
         for name in self.scores:
             if name in PSEUDO:
                 check_sees_all(predictor, name)

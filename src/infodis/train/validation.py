@@ -8,12 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from infodis.auto import Auto
 from infodis.control import Neighbours
 from infodis.design import Tiled
 from infodis.estimate import Request, estimate_items
 from infodis.item import Item, Tokens, read_items
 from infodis.models.loading import load
 from infodis.models.model import Model
+from infodis.noise.design import noise_of
 from infodis.result import Measured, sum_errors
 
 
@@ -51,8 +53,11 @@ def validation_nll(
 
 
 def items_nll(model: Model, items: list[Item], *, evaluations: int, seed: int) -> Measured:
-    """The same for what was read. `Tiled`, not `Auto`: what a pilot chooses would change with the weights."""
-    request = Request(Tiled(), Neighbours(), evaluations)
+    """The same for what was read. `Tiled`, not `Auto`: what a pilot chooses would change with the weights.
+
+    Of a model of noise it is the `dse_nll`, whose noise is drawn without a pilot.
+    """
+    request = Request(Auto() if noise_of(model) is not None else Tiled(), Neighbours(), evaluations)
     names = list(range(len(items)))  # equal texts must not share their masks
     found = estimate_items(model, items, request, seed=seed, names=names)
     tokens = sum(item.target.numel() for item in items)

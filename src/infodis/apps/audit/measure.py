@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from infodis.design import LONGEST_ENUMERATION, Enumerate, MaskDesign, Tiled
-from infodis.estimate import Request
+from infodis.estimate import Request, check_masks
 from infodis.evaluate import Batching, Coroutine, ItemBatch, run_batched
 from infodis.item import Item
 from infodis.jobs.inputs import Entry, Scored
@@ -173,6 +173,10 @@ class AuditJob(ReferenceJob[Scored, RowMeasurement]):
     @property
     def columns(self) -> Columns:
         return {**ESTIMATE_COLUMNS, **AUDIT_COLUMNS, **TOKEN_COLUMNS}
+
+    def load(self) -> None:
+        super().load()
+        check_masks(self.loaded_model)
 
     def read(self, row: Entry) -> Scored:
         return row.scored(self.loaded_model, self.reading)

@@ -29,6 +29,7 @@ from infodis.apps.lm_eval.monte_carlo import (
 )
 from infodis.apps.lm_eval.requests import RequestGroup, RequestId, RequestReader, Response
 from infodis.apps.lm_eval.scorer import RequestScorer, ResponseCache
+from infodis.catalog import quantity_for
 from infodis.errors import InputError
 from infodis.files import check_apart
 from infodis.models.chat import chat_text, chat_tokenizer
@@ -73,9 +74,13 @@ class InfodisLM(DistributedLM):
         else:
             self.model = load_with(pretrained, dataclasses.replace(options, device=local_device(options.device)))
         _check_steps(self.model, self.args)
+        _check_noise(self.model, self.args)
         self._device = self.model.device
         self._settings = (
-            self.args.settings() | _computed_in(self.model) | {"trust_remote_code": options.trust_remote_code}
+            {"quantity": quantity_for(self.model, None).name}
+            | self.args.settings()
+            | _computed_in(self.model)
+            | {"trust_remote_code": options.trust_remote_code}
         )
         if cache is not None or out is not None:
             self._settings |= _identity(self.model)
@@ -94,6 +99,8 @@ class InfodisLM(DistributedLM):
         """Log p(continuation | context) of every request, and whether greedy decoding gives the continuation."""
         asked = [self._reader.pair(_id(one), *_texts(one, 2)) for one in requests]
         groups = RequestGroup.by_document(asked)
+        if self.model.noise is not None:
+            _check_flags([group for group in groups if self._wants_flag(group)], self.model)
         with self._bar(sum(len(group.requests) for group in groups), "likelihoods", disable_tqdm) as bar:
             responses = RequestScorer(self.model, self.args, self._cache).loglikelihoods(groups, bar.update)
         flags = self._greedy_flags(groups, disable_tqdm)
@@ -123,6 +130,12 @@ class InfodisLM(DistributedLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Texts after contexts, cut at stop texts. What is asked several times is drawn several times."""
+        if self.model.noise is not None:
+            raise InputError(
+                f"A text is written into masks, and {self.model.name} knows noise on tokens instead; "
+                f"{_id(requests[0])} asks for one. Leave out tasks that generate: the harness can ask it for "
+                "likelihoods only."
+            )
         unknown = {name for one in requests for name in one.args[1] if name not in KNOWN}
         if unknown:
             log.warning("Generation arguments that infodis does not know are ignored: %s", ", ".join(sorted(unknown)))
@@ -218,6 +231,27 @@ def _check_steps(model: Model, args: ModelArgs) -> None:
         raise InputError(
             f"An autoregressive model takes one forward pass a token, got steps={args.steps} with {model.name}. Leave "
             "steps out."
+        )
+
+
+def _check_noise(model: Model, args: ModelArgs) -> None:
+    if model.noise is None:
+        return
+    for name, given in (("race", args.raced), ("design", None if args.design == "auto" else args.design)):
+        if given is not None:
+            raise InputError(
+                f"{name} is about masks, got {name}={given} with {model.name}, which knows noise on tokens instead. "
+                f"Leave {name} out: choices are compared by their dse_nll, with shared noise."
+            )
+
+
+def _check_flags(groups: Sequence[RequestGroup], model: Model) -> None:
+    """Refuse greedy flags of a model of noise before anything is scored: it has no masks to decode greedily."""
+    if groups:
+        raise InputError(
+            f"The greedy flag is found out by filling in masks, and {model.name} knows noise on tokens instead; "
+            f"{groups[0].requests[0].id} may look at it. Give greedy=never: likelihoods and perplexities stay right, "
+            "and metrics of the flag (acc or exact_match of a single continuation) are 0 and say nothing."
         )
 
 

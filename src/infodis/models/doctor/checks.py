@@ -24,6 +24,7 @@ from infodis.models.doctor.examples import (
     tolerant,
     with_examples,
 )
+from infodis.models.doctor.noise_checks import data_and_noise, noised_context, score_entropies
 from infodis.models.doctor.precision import both_precisions, dtype_of, is_half
 from infodis.models.doctor.results import GIVE_TEXT, CheckResult, CheckResults, Verdict
 from infodis.models.doctor.swaps import surely_above, swap_scores, unlike_neighbours
@@ -58,7 +59,7 @@ def examine(subject: ModelUnderTest) -> Iterator[CheckResult]:
         hint = "Compute in float32 here: --dtype float32."
         yield CheckResult("wrong", f"the network does not run: {found}", hint, check="precision")
         return
-    for name, check in CHECKS.items():
+    for name, check in (CHECKS if subject.noise is None else NOISE_CHECKS).items():
         yield dataclasses.replace(_run(check, subject), check=name)
 
 
@@ -256,11 +257,11 @@ def _longest(subject: ModelUnderTest) -> CheckResult:
     row = torch.cat([subject.rows[0]] * (limit // len(subject.rows[0]) + 1))[:limit]
     hidden = (torch.arange(limit) == limit // 2).unsqueeze(0)
     try:
-        answer = subject.log_conditionals(row.unsqueeze(0), hidden)[0, limit // 2]
+        nats = subject.surprisal(row.unsqueeze(0), hidden)[0, limit // 2]
     except (IndexError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         return CheckResult("wrong", f"a row of {limit} tokens fails: {reason}", "Its positions end earlier; cut rows.")
-    fine = bool(answer.logsumexp(-1).isfinite())
+    fine = bool(nats.isfinite())
     return CheckResult("ok" if fine else "wrong", f"{limit} tokens" + ("" if fine else ": the answer is not finite"))
 
 
@@ -277,7 +278,7 @@ def _special_tokens(subject: ModelUnderTest) -> CheckResult:
         hint = "It has no begin token: score texts after a prompt."
         return CheckResult("wrong", "the model says nothing about the first token, and a text begins with it", hint)
     detail = f"a text is read with {' '.join(around)} around it, as context" if around else "none are put around a text"
-    if subject.tail and not subject.cannot_judge:
+    if subject.tail and not subject.cannot_judge and subject.noise is None:
         detail += f"; the end alone changes {_end_effect(subject):+.2f} nats of a text's last token"
     return CheckResult("ok", detail)
 
@@ -379,3 +380,11 @@ CHECKS: dict[str, Callable[[ModelUnderTest], CheckResult]] = {
     "speed": _speed,
 }
 """In the order in which they run. A check takes a `ModelUnderTest` and gives a `CheckResult`."""
+
+NOISE_CHECKS: dict[str, Callable[[ModelUnderTest], CheckResult]] = {
+    "score entropies": score_entropies,
+    "data and noise": data_and_noise,
+    "context": noised_context,
+    **{name: CHECKS[name] for name in ("padding", "longest row", "special tokens", "tokenizer", "precision", "speed")},
+}
+"""The same of models of uniform or mixed noise."""

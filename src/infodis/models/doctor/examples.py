@@ -15,7 +15,8 @@ from infodis.errors import InfodisError, InputError
 from infodis.item import Item
 from infodis.models.model import Model
 from infodis.models.tokenizers import Tokenizer
-from infodis.predictor import Predictor, RowPredictor, Rows
+from infodis.noise.design import Noise, noise_of
+from infodis.predictor import NoisedRows, NoisePredictor, Predictor, RowPredictor, Rows
 from infodis.rng import stream
 
 LONGEST = 64
@@ -63,6 +64,11 @@ class ModelUnderTest:
     @property
     def blocks(self) -> BlockLayout | None:
         return blocks_of(self.predictor)
+
+    @property
+    def noise(self) -> Noise | None:
+        """The noise that it was made for; None if it predicts masked tokens."""
+        return noise_of(self.predictor)
 
     @property
     def causal(self) -> bool:
@@ -113,7 +119,12 @@ class ModelUnderTest:
     def surprisal(
         self, tokens: Int[Tensor, "rows length"], hidden: Bool[Tensor, "rows length"]
     ) -> Float[Tensor, "rows length"]:
-        """-log p of the hidden tokens, wherever they are."""
+        """-log p of the hidden tokens, wherever they are; of a model of noise what it says of them instead."""
+        if isinstance(self.predictor, NoisePredictor) and self.noise is not None:
+            lengths = torch.full((len(tokens),), tokens.shape[1])
+            found = torch.zeros(tokens.shape)
+            found[hidden] = noised_surprisals(self.predictor, tokens, hidden, lengths).float()
+            return found
         if self.blocks is None or not isinstance(self.predictor, RowPredictor):
             return self.predictor.surprisal(tokens, hidden)
         lengths = torch.full((len(tokens),), tokens.shape[1])
@@ -202,7 +213,10 @@ def _lower(text: str) -> str:
 
 @torch.no_grad()
 def alternate_surprisals(predictor: RowPredictor, rows: list[Tensor], first: int) -> Float64[Tensor, " wanted"]:
-    """-log p of every other token of rows in one batch, from the position `first` on, all of them hidden."""
+    """-log p of every other token of rows in one batch, from the position `first` on, all of them hidden.
+
+    A model of noise is asked about the same tokens, noised.
+    """
     longest = max(len(row) for row in rows)
     tokens = torch.zeros(len(rows), longest, dtype=torch.int64)
     hidden: Bool[Tensor, "rows length"] = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -210,6 +224,26 @@ def alternate_surprisals(predictor: RowPredictor, rows: list[Tensor], first: int
         tokens[number, : len(row)] = row
         hidden[number, max(1, first) : len(row) : 2] = True
     lengths = torch.tensor([len(row) for row in rows])
+    if isinstance(predictor, NoisePredictor) and noise_of(predictor) is not None:
+        return noised_surprisals(predictor, tokens, hidden, lengths)
     blocks = blocks_of(predictor)
     starts = torch.zeros_like(lengths) if blocks is None else blocks.starts(torch.full((len(rows), 1), max(1, first)))
     return predictor.surprisals(Rows(tokens, hidden, hidden, lengths, starts)).cpu().double()
+
+
+@torch.no_grad()
+def noised_surprisals(
+    predictor: NoisePredictor,
+    tokens: Int[Tensor, "rows length"],
+    exposed: Bool[Tensor, "rows length"],
+    lengths: Int[Tensor, " rows"],
+    total: float = math.log(2),
+) -> Float64[Tensor, " exposed"]:
+    """What exposed tokens add to dse_nll at a total noise, per share of tokens that are hit there: nats, as of -log p.
+
+    At a total noise of log 2 every second token was hit.
+    """
+    totals = torch.full((len(tokens),), total, dtype=torch.float64)
+    drawn = predictor.noise.process.noise(tokens, totals, generator=stream(0, "doctor", "noise"))
+    rows = NoisedRows(tokens, torch.where(exposed, drawn, tokens), exposed, lengths, totals)
+    return predictor.entropies(rows).cpu() * math.exp(total)
