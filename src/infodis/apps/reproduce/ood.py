@@ -27,25 +27,23 @@ from infodis.apps.reproduce.comparison import (
     strongest_confound,
     undecided,
 )
-from infodis.apps.reproduce.experiment import Claim, Cost, ExperimentResult, Verdict, Workspace, settings_table
+from infodis.apps.reproduce.experiment import Claim, Cost, ExperimentResult, Verdict, Workspace, name_of, settings_table
 from infodis.apps.reproduce.ood_texts import (
     BUDGETS,
     PAPERS,
     OodBudget,
     OodTexts,
     as_in_the_paper,
+    check_texts,
     gather_texts,
     papers_tokenizer,
+    trains_papers_network,
 )
-from infodis.apps.reproduce.prompts import (
-    WindowShape,
-    evenly_spaced,
-)
+from infodis.apps.reproduce.prompts import WindowShape, evenly_spaced
 from infodis.figures import Figure
 from infodis.models.spec import ModelSpec
 from infodis.result import Interval
 
-MODEL = "text8-tiny"
 ABOUT = {
     "gpt": "what GPT-4 wrote elsewhere, after prompts of text8",
     "letters": "private letters after prompts of an encyclopedia",
@@ -98,34 +96,33 @@ class OodText8:
     title = "True continuations of text8 against foreign ones"
     paper = "Figure 3"
     own_model = False
+    has_authors_data = True
 
     def budget(self, workspace: Workspace) -> OodBudget:
         """For the size of a run."""
         budget = BUDGETS[workspace.size]
         return dataclasses.replace(budget, main=workspace.few(budget.main), others=workspace.few(budget.others))
 
+    def check(self, workspace: Workspace) -> None:
+        check_extra()
+        check_texts(workspace)
+
     def cost(self, workspace: Workspace) -> Cost:
         """Scoring, and the paper's training where it is repeated."""
         budget = self.budget(workspace)
         passes = 2 * budget.main * (budget.samples + 2 * budget.evaluations) + 8 * budget.evaluations * budget.others
-        recipe = workspace.shrunk(PAPERS)
-        return Cost(passes, passes * budget.shape.length, recipe.tokens if self._papers_own(workspace) else 0)
-
-    @staticmethod
-    def _papers_own(workspace: Workspace) -> bool:
-        return workspace.size == "full" and workspace.model is None
+        trained = workspace.shrunk(PAPERS).tokens if trains_papers_network(workspace) else 0
+        return Cost(passes, passes * budget.shape.length, trained)
 
     def run(self, workspace: Workspace) -> ExperimentResult:
         """Texts first: where there are too few, that is told before a network is trained."""
-        check_extra()
-        budget = self.budget(workspace)
-        if self._papers_own(workspace):
+        budget, spec = self.budget(workspace), workspace.model_spec()
+        if trains_papers_network(workspace):
             texts = gather_texts(workspace, budget, papers_tokenizer(workspace))
-            spec = dataclasses.replace(workspace.model_spec(MODEL, MODEL), name=as_in_the_paper(workspace))
+            spec = dataclasses.replace(spec, name=as_in_the_paper(workspace))
         else:
-            spec = workspace.model_spec(MODEL, MODEL)
             texts = gather_texts(workspace, budget, spec.load().tokenizer)
-        return result(compare_groups(workspace, budget, texts, spec), spec.name)
+        return result(compare_groups(workspace, budget, texts, spec), name_of(spec))
 
 
 def compare_groups(workspace: Workspace, budget: OodBudget, texts: OodTexts, spec: ModelSpec) -> OodComparisons:
@@ -165,6 +162,7 @@ def result(found: OodComparisons, model: str) -> ExperimentResult:
         f"({ABOUT[found.main]}): by the paper's time-free estimator with {both.samples} masks a text, and by ours "
         f"with {both.evaluations}, which meets the same masks again without the prompt. Other groups by ours alone.",
         (_separation(found), _unrelated(found), _model_or_letters(found), _variance(found)),
+        _why(found),
         (_groups(found), _estimators(found), _settings(found, model)),
         (*_histograms(found), _curves(found), _comparison(found)),
         _numbers(found),
@@ -251,6 +249,18 @@ def _variance(found: OodComparisons) -> Claim:
 def precision_verdict(noise: float) -> Verdict:
     """Whether estimates show texts or masks."""
     return "holds" if noise <= NOISY[0] else "holds in part" if noise <= NOISY[1] else "does not hold"
+
+
+def _why(found: OodComparisons) -> str:
+    both, (theirs, own) = found.both, found.both.precision
+    return (
+        f"The mean nll of {found.main} is above that of {found.true} by {signed_text(both.ours.nll.effect)} standard "
+        f"deviations of a text by our estimator, and by {signed_text(both.paper.nll.effect)} by the paper's. Both "
+        f"estimate the same means, but masks make up {percent(own.noise)} of the variance within groups by ours and "
+        f"{percent(theirs.noise)} by the paper's, which blurs what there is to see. How much there is depends on the "
+        "model. Responses after the prompt of another place are the same texts as those after their own: only a model "
+        "that makes use of the prompt can tell them apart."
+    )
 
 
 def _settings(found: OodComparisons, model: str) -> ReportTable:

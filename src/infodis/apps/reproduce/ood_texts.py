@@ -73,7 +73,29 @@ def gather_texts(workspace: Workspace, budget: OodBudget, tokenizer: Tokenizer) 
         found = _at_random(workspace, budget, cut, HELD_OUT.get(workspace), documents)
     else:
         found = _evenly(workspace, budget, cut)
+    for name, rows in zip(found.names, (found.true, found.foreign), strict=True):
+        workspace.tell_missing(len(rows), budget.main, f"Texts of {name}")
+    for name, rows in found.others.items():
+        workspace.tell_missing(len(rows), budget.others, f"Texts of {name}")
     return dataclasses.replace(found, others={name: rows for name, rows in found.others.items() if len(rows) > 1})
+
+
+def check_texts(workspace: Workspace) -> None:
+    """Raise `InputError` if a file is missing."""
+    if workspace.authors is not None:
+        AuthorsClone(workspace.authors).text8()
+        AuthorsClone(workspace.authors).gpt()
+    elif workspace.size != "smoke":
+        HELD_OUT.get(workspace)
+        PAIRS.get(workspace)
+    if trains_papers_network(workspace):
+        for needed in (GPT2, TO_TRAIN_ON, HELD_OUT):
+            needed.get(workspace)
+
+
+def trains_papers_network(workspace: Workspace) -> bool:
+    """In the paper's size, unless another model is named."""
+    return workspace.size == "full" and workspace.model is None
 
 
 def _at_random(workspace: Workspace, budget: OodBudget, cut: TextCutter, text: str, documents: list[str]) -> OodTexts:

@@ -124,6 +124,16 @@ def learned(one: Fit) -> str:
     return f"the network has learned {percent} % of what there is to know beyond four letters"
 
 
+def why_errors(network: Fit, exact: Fit, whose: str = "the chain's or list's true conditionals") -> str:
+    """What errors are made of: what a network has not learned, what is left to chance, and what the estimator adds."""
+    return (
+        f"An error has three parts. The choice of masks: {network.noise:.2g} nats (root mean square of the standard "
+        f"errors) of {network.mean}. The estimator: with {whose} in the network's place, the same estimator is off by "
+        f"{float(exact.distance.mean()):.1g} nats. The network: the rest. {learned(network).capitalize()}, and what it "
+        "has not learned stays whatever the estimator."
+    )
+
+
 def draws_claim(draws: int, paper: Fit, exact: Fit) -> Claim:
     """Whether so many draws are as good as all masks: what is left to chance against how sequences differ."""
     noise, spread = float((paper.found - exact.found).square().mean().sqrt()), float(exact.true.std())

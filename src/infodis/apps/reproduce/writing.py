@@ -32,7 +32,9 @@ def write_result(experiment: Experiment, result: ExperimentResult, workspace: Wo
         "size": workspace.size,
         "seed": workspace.seed,
         "infodis": __version__,
+        "about": result.about,
         "claims": [dataclasses.asdict(claim) for claim in result.claims],
+        "why": result.why,
         "numbers": dict(result.numbers),
     }
     result_text(workspace.directory / "outcome.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -44,7 +46,7 @@ def write_result(experiment: Experiment, result: ExperimentResult, workspace: Wo
 def _page(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> Report:
     return Report(
         title=experiment.title,
-        about=f"{experiment.paper} of the paper. {result.about}",
+        about=f"{experiment.paper} of the paper. {result.about} {result.why}",
         findings=tuple(
             ReportFinding(f"The paper: {claim.paper} Here: {claim.found}", warning=claim.verdict == "does not hold")
             for claim in result.claims
@@ -140,6 +142,7 @@ def _section(experiment: Experiment, result: ExperimentResult, workspace: Worksp
         f"`{_command(experiment, workspace)}` ({_told(result, workspace)}) · {experiment.paper}",
         result.about,
         markdown(_claims(result)),
+        f"**Why.** {result.why}",
         *(f"### {table.title}\n\n{markdown(table)}" for table in result.tables),
         *(_picture(experiment, figure) for figure in result.figures),
     ]
@@ -150,12 +153,15 @@ def _command(experiment: Experiment, workspace: Workspace) -> str:
     words = ["infodis reproduce", experiment.name, *(["--full"] if workspace.size == "full" else [])]
     words += ["--train"] if workspace.train else []
     words += ["--authors DIR"] if workspace.authors is not None else []
+    words += [f"--model {workspace.model}"] if workspace.model is not None else []
+    words += [f"--designs {','.join(workspace.designs)}"] if workspace.designs else []
+    words += [f"--seed {workspace.seed}"] if workspace.seed else []
     return " ".join(words)
 
 
 def _told(result: ExperimentResult, workspace: Workspace) -> str:
     time = "" if result.minutes is None else f", {result.minutes:.1f} minutes"
-    return f"{workspace.size}, seed {workspace.seed}{time}"
+    return f"{workspace.size}, seed {workspace.seed}, infodis {__version__}{time}"
 
 
 def _picture(experiment: Experiment, figure: Figure) -> str:
