@@ -77,7 +77,11 @@ def gather_texts(workspace: Workspace, budget: OodBudget, tokenizer: Tokenizer) 
         workspace.tell_missing(len(rows), budget.main, f"Texts of {name}")
     for name, rows in found.others.items():
         workspace.tell_missing(len(rows), budget.others, f"Texts of {name}")
-    return dataclasses.replace(found, others={name: rows for name, rows in found.others.items() if len(rows) > 1})
+    return dataclasses.replace(
+        found,
+        foreign=[cut.fit(row) for row in found.foreign],
+        others={name: [cut.fit(row) for row in rows] for name, rows in found.others.items() if len(rows) > 1},
+    )
 
 
 def check_texts(workspace: Workspace) -> None:

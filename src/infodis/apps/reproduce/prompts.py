@@ -122,6 +122,16 @@ class TextCutter:
         """The first tokens of a text."""
         return self._text(self._tokens(text)[:tokens])
 
+    def fit(self, row: Row) -> Row:
+        """The row, its end cut off where prompt and response together take more tokens than the shape has.
+
+        Tokens at the joint may be others than those of the parts, and those of changed words are.
+        """
+        response = row["response"]
+        while self.count(row["prompt"] + response) > self.shape.length:
+            response = response[:-1]
+        return {**row, "response": response}
+
     def count(self, text: str) -> int:
         """Tokens of a text."""
         return len(self._tokens(text))

@@ -111,7 +111,9 @@ def write_document(done: Sequence[Done], path: Path, *, order: Sequence[str]) ->
 
 _HEAD = """# The paper, reproduced
 
-Written by `infodis reproduce NAME --document FILE`, every section from its own run. No number was typed by hand.
+A section for each experiment: what the paper claims, the number that came out with its error, a verdict, and why. All
+of it is written by `infodis reproduce NAME --document docs/reproduction.md`. Every section names the version that it
+was measured with, and the weights where texts are scored: one of an older version was not run again since.
 
 `infodis reproduce all` runs everything, in the size of a laptop with two cores; `--full` is the paper's own size
 (`--dry-run` says what it takes), `--smoke` shows that it runs. Rerun a killed command to resume. Texts that cannot be
@@ -120,7 +122,12 @@ shipped are taken from `--data DIR`, from `data`, or fetched from the Hugging Fa
 
 Toy networks are trained plainly: random weights, drawn letters, AdamW, one loss. In the size of a laptop those that
 ship are scored, and `--train` repeats their training. `--authors DIR` takes the data of the authors' own repository
-(`git clone https://github.com/Dongjae0324/infodis DIR`); nothing of it is shipped."""
+(`git clone https://github.com/Dongjae0324/infodis DIR`); nothing of it is shipped, and networks are trained on it.
+
+To renew a section after a change of weights, run its command with `--out` at a new place, so that nothing is taken
+from before, and `--document docs/reproduction.md`. `text8-tiny` is asked by variance-time-free, variance-ratio,
+ood-text8 and audit-llada, `dna-list` by dna-unconditional, `dna-chain` by dna-conditional; the others ask none that
+ships."""
 _MARK = "<!-- experiment: {} -->\n\n"
 
 
