@@ -42,8 +42,8 @@ from infodis.train.config import ModelConfig
 
 PAPER_DRAWS = 2**15
 OURS = Request()
-PAPERS_TOKENS = {"dna-unconditional": 70_000 * 512 * 8, "dna-conditional": 80_000 * 1_024 * 32}
-"""That its networks were trained on."""
+PAPERS_LIST = ToyRecipe(papers_network(8), papers(70_000, 512, 3e-4, weight_decay=0.0), 8_000_000, aligned=True)
+PAPERS_CHAIN = ToyRecipe(papers_network(32), papers(80_000, 1_024, 6e-4, weight_decay=0.01), 5_000_000, aligned=True)
 TRUE = "true conditionals instead of the network's, ours, 128 rows"
 COUNTED = "a chain counted in the training letters, ours, 128 rows"
 
@@ -60,12 +60,11 @@ class DnaUnconditional:
 
     def recipe(self, workspace: Workspace) -> ToyRecipe:
         small = ModelConfig(length=self.LENGTH, width=64, blocks=4, heads=8, positions=True)
-        full = papers_network(self.LENGTH)
         return workspace.shrunk(
             workspace.pick(
                 ToyRecipe(dataclasses.replace(small, blocks=1), plain(40, 64, 2e-3), 16_000, aligned=True),
                 ToyRecipe(small, plain(4_000, 256, 2e-3), 8_000_000, aligned=True),
-                ToyRecipe(full, papers(70_000, 512, 3e-4, weight_decay=0.0), 8_000_000, aligned=True),
+                PAPERS_LIST,
             )
         )
 
@@ -102,8 +101,7 @@ class DnaUnconditional:
                     "Estimated likelihoods of a trained network closely match the true ones.",
                     exact,
                     f"all {len(items)}, by all masks",
-                    recipe,
-                    PAPERS_TOKENS[self.name],
+                    recipe.tokens / PAPERS_LIST.tokens,
                 ),
                 draws_claim(draws, paper, exact),
             ),
@@ -121,7 +119,7 @@ class DnaUnconditional:
         )
 
     def _settings(self, recipe: ToyRecipe, draws: int) -> ReportTable:
-        given = training_settings(recipe, steps=70_000, batch=512, rate=3e-4)
+        given = training_settings(recipe, PAPERS_LIST)
         places = "learned, besides the rotary ones" if recipe.model.positions else "rotary"
         return settings_table([*given, ("positions", "rotary", places), ("draws", "32,768", f"{draws:,}")])
 
@@ -169,12 +167,11 @@ class DnaConditional:
 
     def recipe(self, workspace: Workspace) -> ToyRecipe:
         small = ModelConfig(length=LENGTH, width=96, blocks=2, heads=8)
-        optim = papers(80_000, 1_024, 6e-4, weight_decay=0.01)
         return workspace.shrunk(
             workspace.pick(
                 ToyRecipe(dataclasses.replace(small, blocks=1), plain(20, 16, 3e-3), 32_000),
                 ToyRecipe(small, plain(6_000, 64, 3e-3), LETTERS),
-                ToyRecipe(papers_network(LENGTH), optim, LETTERS, aligned=True),
+                PAPERS_CHAIN,
             )
         )
 
@@ -219,8 +216,7 @@ class DnaConditional:
                     "Estimated conditional likelihoods closely match the true ones.",
                     sharp,
                     f"{windows} fresh windows, by {rows:,} rows each",
-                    recipe,
-                    PAPERS_TOKENS[self.name],
+                    recipe.tokens / PAPERS_CHAIN.tokens,
                 ),
                 order_claim(fits["the paper's, 100 draws"], sharp),
             ),
@@ -240,7 +236,7 @@ class DnaConditional:
     def _settings(self, recipe: ToyRecipe, kind: ChainKind, draws: int) -> ReportTable:
         return settings_table(
             [
-                *training_settings(recipe, steps=80_000, batch=1_024, rate=6e-4),
+                *training_settings(recipe, PAPERS_CHAIN),
                 (
                     "transition table",
                     "softmax of uniform scores at 0.5: none below 0.043 (text); from 3e-8 to 0.96 (public file)",
@@ -295,14 +291,13 @@ class DnaOrder2:
                     "Estimated conditional likelihoods closely match the true ones (here of an easier chain).",
                     sharp,
                     f"{windows} fresh windows, by {rows:,} rows each",
-                    recipe,
-                    PAPERS_TOKENS[DnaConditional.name],
+                    recipe.tokens / PAPERS_CHAIN.tokens,
                 ),
             ),
             why_errors(sharp, counted, "a chain counted in the training letters"),
             (
                 errors_table(fits),
-                settings_table([("order of the chain", 4, 2), *training_settings(recipe, 80_000, 1_024, 6e-4)]),
+                settings_table([("order of the chain", 4, 2), *training_settings(recipe, PAPERS_CHAIN)]),
             ),
             (side_by_side(sharp, _numbered(windows), "Every window"),),
             {name: one.numbers() for name, one in fits.items()},
