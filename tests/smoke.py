@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from tokenizers import ByteLevelBPETokenizer
 from typer.testing import CliRunner
 
@@ -103,7 +104,10 @@ def write_model(place: Path, data: Path) -> None:
     tokenizer = tokenizer_named("tokenizer.json", base=place)
     spec = Spec("radd", tokenizer.vocab_size, NetworkShape(width=16, blocks=1, heads=2), 256, tokenizer=tokenizer)
     network = spec.build()
-    initialise(network, generator=stream(0, "stand-in"))
+    generator = stream(0, "stand-in")
+    initialise(network, generator=generator)
+    noise = {name: torch.randn(one.shape, generator=generator) for name, one in network.state_dict().items()}
+    network.load_state_dict({name: one + noise[name] / 2 for name, one in network.state_dict().items()})
     checkpoint.save(place, spec, network.state_dict())
 
 

@@ -94,8 +94,8 @@ class DnaUnconditional:
         exact, paper, _, true = fits.values()
         labels = [model.decode(item.tokens) for item in items]
         return ExperimentResult(
-            f"{recipe.about}, on {recipe.letters // self.LENGTH:,} sequences drawn from a list of {len(items)} of 8 "
-            f"letters{_whose(workspace)}. {origin(workspace, 'dna-list')}",
+            f"{recipe.about}, on {recipe.letters // self.LENGTH:,} sequences drawn from a list of "
+            f"{len(oracle.sequences)} of 8 letters{_whose(workspace)}. {origin(workspace, 'dna-list')}",
             (
                 Match(close=0.05, alike=0.95).claim(
                     "Estimated likelihoods of a trained network closely match the true ones.",

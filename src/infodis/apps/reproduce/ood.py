@@ -29,6 +29,7 @@ from infodis.apps.reproduce.comparison import (
 )
 from infodis.apps.reproduce.experiment import Claim, Cost, ExperimentResult, Verdict, Workspace, name_of, settings_table
 from infodis.apps.reproduce.ood_texts import (
+    AUTHORS_TEXT,
     BUDGETS,
     PAPERS,
     OodBudget,
@@ -45,8 +46,6 @@ from infodis.models.spec import ModelSpec
 from infodis.result import Interval
 
 ABOUT = {
-    "gpt": "what GPT-4 wrote elsewhere, after prompts of text8",
-    "letters": "private letters after prompts of an encyclopedia",
     "shuffled": "the true responses, words in random order",
     "elsewhere": "true responses of other windows",
     "gpt-letters": "the same foreign responses in the letters of text8",
@@ -54,6 +53,7 @@ ABOUT = {
     "human-own": "the human continuations of the same",
 }
 
+PAPERS_MODEL = "RADD, 8 blocks of 256, 7,500 x 32 windows of text8 in GPT-2's tokens"
 NOISY = (0.2, 0.5)
 """Share of the spread of a group that masks may make up: up to the first an estimate is called sharp, beyond the
 second it is mostly noise."""
@@ -122,7 +122,8 @@ class OodText8:
             spec = dataclasses.replace(spec, name=as_in_the_paper(workspace))
         else:
             texts = gather_texts(workspace, budget, spec.load().tokenizer)
-        return result(compare_groups(workspace, budget, texts, spec), name_of(spec))
+        papers_own = trains_papers_network(workspace) and workspace.stand_in is None
+        return result(compare_groups(workspace, budget, texts, spec), PAPERS_MODEL if papers_own else name_of(spec))
 
 
 def compare_groups(workspace: Workspace, budget: OodBudget, texts: OodTexts, spec: ModelSpec) -> OodComparisons:
@@ -157,9 +158,10 @@ def result(found: OodComparisons, model: str) -> ExperimentResult:
     """Claims, tables and figures of what was measured."""
     shape, both = found.shape, found.both
     return ExperimentResult(
-        f"{model}, prompts of {shape.prompt} tokens and responses of {shape.response}, all in the letters of text8. "
+        f"{model}, prompts of {shape.prompt} tokens and responses of {shape.response}, "
+        f"{'all in the letters of text8' if found.texts.letters else 'foreign ones as they were written'}. "
         f"{len(found.texts.true)} true continuations, {len(found.texts.foreign)} foreign ones after the same prompts "
-        f"({ABOUT[found.main]}): by the paper's time-free estimator with {both.samples} masks a text, and by ours "
+        f"({found.texts.source}): by the paper's time-free estimator with {both.samples} masks a text, and by ours "
         f"with {both.evaluations}, which meets the same masks again without the prompt. Other groups by ours alone.",
         (_separation(found), _unrelated(found), _model_or_letters(found), _variance(found)),
         _why(found),
@@ -204,8 +206,9 @@ def _model_or_letters(found: OodComparisons) -> Claim:
         return Claim(_LIKELIHOOD, f"There are too few texts for a classifier. {raw}".strip(), "not tested here")
     return Claim(
         _LIKELIHOOD,
-        f"In the same letters, a classifier of characters that was trained on labelled texts of both groups, which "
-        f"NLL never sees, tells {found.main} from {found.true} with AUROC {interval_text(trivial)}, the model with "
+        f"{'In the same letters, a' if found.texts.letters else 'A'} classifier of characters that was trained on "
+        f"labelled texts of both groups, which NLL never sees, tells {found.main} from {found.true} with AUROC "
+        f"{interval_text(trivial)}, the model with "
         f"{interval_text(area)}. {raw}",
         beyond_characters(area, trivial),
     )
@@ -217,8 +220,7 @@ _LIKELIHOOD = "(Not in the paper.) The likelihood tells more than the characters
 def _as_written(name: str, feature: str, area: Interval) -> str:
     return (
         f"Texts of {name} as they were written are told from the others by {feature} alone with AUROC "
-        f"{interval_text(area)}: unless they get the style of text8 first, a filter of characters is enough. The paper "
-        "does not say that they did."
+        f"{interval_text(area)}: unless they get the style of text8 first, a filter of characters is enough."
     )
 
 
@@ -263,15 +265,18 @@ def _why(found: OodComparisons) -> str:
     )
 
 
+AS_WRITTEN = "with capitals and punctuation (public file)"
+
+
 def _settings(found: OodComparisons, model: str) -> ReportTable:
     shape, texts = found.shape, found.texts
     return settings_table(
         [
-            ("model", "RADD, 8 blocks of 256, 7,500 x 32 windows of text8 in GPT-2's tokens", model),
+            ("model", PAPERS_MODEL, model),
             ("tokens of prompt and response", "128 + 128", f"{shape.prompt} + {shape.response}"),
             ("texts", "500 + 500", f"{len(texts.true)} + {len(texts.foreign)}"),
-            ("foreign texts", "ten sentences of a story, repeated at random (public file)", ABOUT[found.main]),
-            ("style of foreign texts", "capitals and punctuation (public file)", "in the letters of text8"),
+            ("foreign texts", AUTHORS_TEXT, texts.source),
+            ("style of foreign texts", AS_WRITTEN, "in the letters of text8" if texts.letters else AS_WRITTEN),
             ("masks a text", "100 (public code: never all tokens at once)", f"{found.both.samples}, as printed"),
             ("NLL of a mask", "sum over masked tokens (public code: their mean)", "sum over masked tokens"),
         ]
@@ -285,7 +290,7 @@ def _groups(found: OodComparisons) -> ReportTable:
         rows.append(
             (
                 name,
-                ABOUT[name],
+                found.texts.source if name == found.main else ABOUT[name],
                 float(len(comparison.positive.records)),
                 interval_text(nll.auroc),
                 p_text(nll.p_value),

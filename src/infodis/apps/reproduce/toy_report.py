@@ -129,7 +129,7 @@ def learned(one: Fit) -> str:
     return f"the network has learned {percent} % of what there is to know beyond four letters"
 
 
-def why_errors(network: Fit, exact: Fit, whose: str = "the chain's or list's true conditionals") -> str:
+def why_errors(network: Fit, exact: Fit, whose: str = "the true conditionals") -> str:
     """What errors are made of: what a network has not learned, what is left to chance, and what the estimator adds."""
     return (
         f"An error has three parts. The choice of masks: {network.noise:.2g} nats (root mean square of the standard "
