@@ -369,7 +369,7 @@ def _reading(found: Found) -> Claim:
         f"Times that coupling lowers the variance at {', '.join(map(str, printed))} rows, as printed: "
         f"{', '.join(f'{one:.1f}' for one in printed.values())}. Ours: {told}. The printed gains are missed by a "
         f"factor of {', '.join(f'{factor:.1f} ({name})' for name, factor in missed.items())}: they resemble that of "
-        f"{nearest} most. Model and texts are not the paper's, so that it stays a reading.",
+        f"{nearest} most. A resemblance is no proof: it stays a reading.",
         "does not hold" if nearest == FREE else "undecided",
     )
 

@@ -326,7 +326,7 @@ def _reading(found: Variances) -> Claim:
         f"{', '.join(shown)}: {', '.join(f'{ratio:.1f}' for ratio, _ in shown.values())}. Ours: {told}. Over all "
         f"rows of the table, the printed ratios are missed by a factor of "
         f"{', '.join(f'{factor:.1f} ({name})' for name, factor in missed.items())}: they resemble those over {nearest} "
-        "most. Model and texts are not the paper's, so that it stays a reading.",
+        "most. A resemblance is no proof: it stays a reading.",
         "undecided" if nearest in (LLADA, STRATIFIED) else "does not hold",
     )
 
