@@ -116,7 +116,7 @@ def write_clone(place: Path, texts: int = 8) -> None:
     data = place / "data"
     data.mkdir(parents=True, exist_ok=True)
     sequences = ["".join(one) for one in itertools.product("ATGC", repeat=8)][:: 4**8 // 128][:128]
-    (data / "sequence_eval.json").write_text(json.dumps(dict.fromkeys(sequences, 1 / 128)))
+    (data / "sequence_eval.json").write_text(json.dumps({one: n / 8256 for n, one in enumerate(sequences, 1)}))
     row = {"A": 0.1, "T": 0.2, "G": 0.3, "C": 0.4}
     table = {"".join(one): row for one in itertools.product("ATGC", repeat=4)}
     (data / "markov_data_table.json").write_text(json.dumps(table))

@@ -107,9 +107,9 @@ class Cost:
         return 2 * self.weights * self.tokens / self.FLOPS / 3600
 
     def __str__(self) -> str:
-        told = f"{self.passes:,} forward passes, {self.tokens / 1e6:,.0f} M tokens"
+        told = f"{self.passes:,} forward passes, {self.tokens / 1e6:,.1f} M tokens"
         if self.trained:
-            told += f", training on {self.trained / 1e6:,.0f} M tokens"
+            told += f", training on {self.trained / 1e6:,.1f} M tokens"
         return f"{told}, about {self.gpu_hours:,.1f} GPU-hours" if self.weights else told
 
 
