@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from infodis import __version__, figures
 from infodis.apps.report.values import ReportTable as Shown
-from infodis.apps.reproduce import data, theory, toys
+from infodis.apps.reproduce import theory, toys
 from infodis.apps.reproduce.catalog import EXPERIMENTS, experiments_named
 from infodis.apps.reproduce.dna import PEAKED, PRINTED, DnaConditional, DnaOrder2, DnaUnconditional
 from infodis.apps.reproduce.experiment import (
@@ -363,7 +363,7 @@ def test_what_is_missing_is_told_before_anything_runs(tmp_path: Path, monkeypatc
     """All of them without data: what is on no hub is named before the first one begins, and the others are run."""
     began: list[str] = []
     monkeypatch.setattr(sys.modules["infodis.cli.reproduce"], "_one", lambda one, where: began.append(one.name))
-    monkeypatch.setattr(data.importlib, "import_module", lambda name: None)  # no hub
+    monkeypatch.setitem(sys.modules, "datasets", None)  # no hub
     found = CliRunner().invoke(app, ["reproduce", "all", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
     assert "human_vs_llm_180.jsonl is needed" in " ".join(found.output.split())
     assert "Not run: variance-time-free, variance-ratio, ood-text8, audit-llada" in str(found.exception)

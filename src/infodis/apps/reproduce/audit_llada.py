@@ -93,7 +93,7 @@ class AuditLlada:
 
     def check(self, workspace: Workspace) -> None:
         check_extra()
-        check_texts(workspace, letters=workspace.model_spec().name == OUR_MODEL)
+        check_texts(workspace)
 
     def cost(self, workspace: Workspace) -> Cost:
         """Two datasets, in each the dataset's continuations, another author's and the model's own."""

@@ -43,13 +43,13 @@ def datasets(workspace: Workspace, model: Model, count: int) -> list[Dataset]:
     return found
 
 
-def check_texts(workspace: Workspace, *, letters: bool) -> None:
-    """Raise `InputError` if a file is missing; `letters` if the model knows those of text8 and nothing else."""
+def check_texts(workspace: Workspace) -> None:
+    """Raise `InputError` if a file is missing. What another model's tokens need shows once it is loaded."""
     if workspace.authors is not None:
         for _, _, file in FILES:
             AuthorsClone(workspace.authors).continuations(file)
-    elif workspace.size != "smoke":
-        (PAIRS if letters else WIKITEXT).get(workspace)
+    elif workspace.model is None and workspace.size != "smoke":
+        (WIKITEXT if workspace.size == "full" else PAIRS).get(workspace)
 
 
 def _datasets(workspace: Workspace, model: Model, count: int) -> list[Dataset]:
