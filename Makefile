@@ -59,7 +59,7 @@ smoke: $(STAMP)  ## every experiment of the paper, as small as it gets: scored, 
 	rm -rf out/smoke
 	$(BIN)/python tests/smoke.py --out out/smoke
 
-smoke-full: $(STAMP)  ## the paper's size with tiny networks: 500 + 500 texts, all its draws and repeats; a quarter of an hour
+smoke-full: $(STAMP)  ## the paper's size with tiny networks: 500 + 500 texts, all its draws and repeats; 20 minutes on one core
 	rm -rf out/smoke-full
 	$(BIN)/python tests/smoke.py --out out/smoke-full --texts 500 --only full,authors
 
