@@ -7,7 +7,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile --con
 DEMO := .venv/.demo
 STAMP := .venv/.installed
 
-.PHONY: demo test test-all test-browser test-transformers-4 faults mutations check smoke bench docs tutorials screenshots dist clean
+.PHONY: demo test test-all test-browser test-transformers-4 faults mutations check smoke smoke-full bench docs tutorials screenshots dist clean
 
 $(DEMO): pyproject.toml $(CONSTRAINTS)  # what the demo needs
 	$(PYTHON) -m venv .venv
@@ -58,6 +58,10 @@ check: $(STAMP)  ## lint, format, types
 smoke: $(STAMP)  ## every experiment of the paper, as small as it gets: scored, trained, and in the paper's shape
 	rm -rf out/smoke
 	$(BIN)/python tests/smoke.py --out out/smoke
+
+smoke-full: $(STAMP)  ## the paper's size with tiny networks: 500 + 500 texts, all its draws and repeats; 20 minutes on one core
+	rm -rf out/smoke-full
+	$(BIN)/python tests/smoke.py --out out/smoke-full --texts 500 --only full,authors
 
 bench: $(STAMP)  ## the numbers of docs/benchmarks.md
 	$(BIN)/infodis bench variance --sequences 40 --runs 100 --out out/bench

@@ -98,6 +98,15 @@ def test_all_pairs_of_a_safe_and_an_unsafe_response(hub, tmp_path):
     assert [(one.prompt, one.right, one.wrong) for one in found] == [("p", "a", "b"), ("p", "d", "b")]
 
 
+def test_beavertails_is_paired_from_a_file_too(tmp_path):
+    rows = [{"prompt": "p", "response": text, "is_safe": safe} for text, safe in (("a", True), ("b", False))]
+    _written(tmp_path / "published.jsonl", *rows, {"prompt": "q", "response": "c", "is_safe": True})
+    assert triplets(Workspace(tmp_path, data=tmp_path / "published.jsonl"))[1] == [Triplet("0", "p", "a", "b")]
+    _written(tmp_path / "published.jsonl", {**rows[0], "is_safe": "yes"})
+    with pytest.raises(InputError, match=r"line 1: is_safe must be true or false"):
+        triplets(Workspace(tmp_path, data=tmp_path / "published.jsonl"))
+
+
 def test_triplets_of_a_user_come_first(tmp_path):
     row = {"prompt": "p", "chosen": "yes", "rejected": "no"}
     _written(tmp_path / "mine.jsonl", row)

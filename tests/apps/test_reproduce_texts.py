@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from infodis.apps.audit.records import Group, by_text
-from infodis.apps.reproduce import audit_llada, audit_texts, ood, ood_texts
+from infodis.apps.reproduce import audit_llada, audit_texts, ood_texts
 from infodis.apps.reproduce.audit_llada import AskedModel, AuditLlada, AuthorComparison, likelier, verdict_on
 from infodis.apps.reproduce.audit_texts import OWN, Dataset, own_continuations
 from infodis.apps.reproduce.comparison import (
@@ -108,6 +108,19 @@ def test_cut_by_characters_and_by_tokens():
     assert [row["id"] for row in tokens.windows(TEXT, 2)] == ["0", f"{len(blocks) // 2}"]
 
 
+def test_rows_fit_their_window_whatever_the_tokens_at_the_joint():
+    """Tokens of "ab" and of "ba" may be one each, and those of "abba" three: such a row is cut to two."""
+
+    class Joined(Characters):
+        def encode(self, text: str):
+            return super().encode({"ab": "a", "ba": "b"}.get(text, text[: len(text) - 1]))
+
+    cut = TextCutter(WindowShape(1, 1), Joined("ab"))
+    assert [cut.count(text) for text in ("ab", "ba", "abba")] == [1, 1, 3]
+    assert cut.fit({"id": "0", "prompt": "ab", "response": "ba"}) == {"id": "0", "prompt": "ab", "response": "b"}
+    assert cut.fit({"id": "0", "prompt": "ab", "response": "b"})["response"] == "b"
+
+
 def test_foreign_pieces_come_from_as_many_documents_as_there_are():
     rows = [{"id": f"{n}", "prompt": f"prompt {n}", "response": ""} for n in range(4)]
     found = foreign(rows, {"a": "aaa bbb ccc", "b": "ddd", "c": "x"}, TextCutter(WindowShape(4, 3)))
@@ -127,12 +140,6 @@ def test_continuations_are_left_out_in_pairs():
         assert list(continuations(records, field, TextCutter(WindowShape(5, 6)))) == [
             {"id": "long", "prompt": "ne he", "response": response}
         ]
-    raw = list(
-        continuations(
-            records, "y_llm", TextCutter(WindowShape(5, 6), Characters(ALPHABET + "I!.,01967")), letters=False
-        )
-    )
-    assert raw == [{"id": "long", "prompt": "9, he", "response": " walke"}]
 
 
 def test_thinned_is_evenly_spread():
@@ -292,17 +299,19 @@ def test_verdicts_on_authors_both_ways():
     assert verdict_on(compared(0.5, OWN)) == "does not hold"
 
 
-SMALL = AskedModel("text8-tiny", "radd", letters=True, innocent=True)
-LARGE = AskedModel("/somewhere/LLaDA", "llada", letters=False, innocent=False)
+SMALL = AskedModel("text8-tiny", "text8-tiny (weights 0123abcd)", "radd", letters=True, innocent=True)
+LARGE = AskedModel("/somewhere/LLaDA", "/somewhere/LLaDA (weights 0)", "llada", letters=False, innocent=False)
 
 
 def test_a_claim_is_about_what_a_model_is_not_about_its_name(tmp_path):
     small = load("text8-tiny")
-    assert AskedModel.of(small, "any name") == dataclasses.replace(SMALL, name="any name")
+    exactly = f"any name (weights {small.fingerprint[:8]})"
+    found = AskedModel.of(dataclasses.replace(small, name="any name"))
+    assert found == dataclasses.replace(SMALL, name="any name", exactly=exactly)
     other = dataclasses.replace(small, loaded=dataclasses.replace(small.loaded, tokenizer=Characters(ALPHABET + "-")))
-    assert not AskedModel.of(other, "text8-tiny").innocent
+    assert not AskedModel.of(other).innocent
     llada = load(Path(__file__).parents[1] / "references" / "llada", tokenizer="characters:abcdefgh")
-    assert AskedModel.of(llada, "a local copy").meant
+    assert AskedModel.of(llada).meant
     assert not SMALL.meant
 
 
@@ -331,25 +340,29 @@ def test_missing_data_and_packages_are_named(experiment, monkeypatch, tmp_path):
     assert isinstance(experiment, Experiment)
     (tmp_path / ood_texts.HELD_OUT.file).write_bytes(gzip.compress(b"some text"))
     with pytest.raises(InputError, match=r"human_vs_llm_180.jsonl is needed"):
-        experiment.run(Workspace(tmp_path / "out", data=tmp_path))
+        experiment.check(Workspace(tmp_path / "out", data=tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'infodis\[audit\]'"):
-        experiment.run(Workspace(tmp_path / "out", size="smoke"))
+        experiment.check(Workspace(tmp_path / "out", size="smoke"))
 
 
 def test_models_that_know_more_than_letters_get_texts_as_they_are(tmp_path):
     pairs = {"id": "0", "x": ENCYCLOPEDIA[:99].strip(), "y_human": LETTERS[0], "y_llm": LETTERS[1]}
+    (tmp_path / audit_texts.PAIRS.file).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
     for name in (audit_texts.WIKITEXT, audit_texts.CHINESE):
         (tmp_path / name.file).write_text(ENCYCLOPEDIA, encoding="utf-8")
     small = load("text8-tiny")
     known = Characters("".join(sorted({*ENCYCLOPEDIA, *"".join(LETTERS)})))
     model = dataclasses.replace(small, loaded=dataclasses.replace(small.loaded, tokenizer=known))
-    workspace = Workspace(tmp_path, size="full", data=tmp_path)
-    assert [one.name for one in audit_texts.datasets(workspace, model, 5)] == ["wikitext", "chinese"]
-    (tmp_path / audit_texts.PAIRS.file).write_text(json.dumps(pairs) + "\n", encoding="utf-8")
-    human, english, _ = audit_texts.datasets(workspace, model, 5)
-    assert human.rows == [{"id": "0", "prompt": pairs["x"][-16:], "response": f" {LETTERS[0]}"[:64]}]
-    assert human.written["gpt"][0]["response"] == f" {LETTERS[1]}"[:64]
+    told: list[str] = []
+    workspace = Workspace(tmp_path, size="full", data=tmp_path, notice=told.append)
+    english, chinese = audit_texts.datasets(workspace, model, 5)
+    assert (english.name, chinese.name) == ("wikitext", "chinese")
+    assert told == []
+    audit_texts.datasets(workspace, model, 100)
+    assert [line.partition(" where ")[2] for line in told] == [
+        "100 are wanted. There are no more of the right length."
+    ] * 2
     assert [row["prompt"] + row["response"] in ENCYCLOPEDIA for row in english.rows] == [True] * 5
     assert next(one.name for one in audit_texts.datasets(Workspace(tmp_path, data=tmp_path), small, 5)) == "human"
 
@@ -441,4 +454,3 @@ def test_the_papers_estimator_is_the_one_that_is_printed():
     (record,), _ = job.score([Entry(1, "0", dict(row))])
     assert record["value"] == pytest.approx(direct.value, abs=1e-5)
     assert len(direct.replicates) == 6
-    assert ood.MODEL == audit_llada.SMALL == "text8-tiny"

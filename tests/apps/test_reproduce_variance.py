@@ -11,7 +11,7 @@ from infodis import figures, load
 from infodis.apps.bench.experiments import DESIGNS, pairs, ratios, run_many
 from infodis.apps.bench.moments import LOWEST, Moments, law
 from infodis.apps.bench.problems import chain_problem
-from infodis.apps.reproduce import variance, variance_map
+from infodis.apps.reproduce import ratio, variance, variance_map
 from infodis.apps.reproduce.data import ARC
 from infodis.apps.reproduce.experiment import Workspace, at_least
 from infodis.apps.reproduce.ratio import VarianceRatio, request
@@ -25,7 +25,20 @@ from infodis.apps.reproduce.triplets import (
     sample_variance,
 )
 from infodis.apps.reproduce.variance import VarianceTimeFree
-from infodis.apps.reproduce.variance_texts import BY_SIZE, CHOICES, FREE, OURS, RUN, TextVariances, chosen_designs
+from infodis.apps.reproduce.variance_texts import (
+    BY_SIZE,
+    CHOICES,
+    COUNT,
+    FREE,
+    INTEGRAL,
+    LLADA,
+    OURS,
+    PAPER,
+    RUN,
+    STRATIFIED,
+    TextVariances,
+    chosen_designs,
+)
 from infodis.design import Tiled
 from infodis.errors import InputError
 from infodis.estimate import Request
@@ -168,12 +181,13 @@ def test_verdicts_follow_the_numbers(found, verdict):
 
 def test_designs_are_chosen_by_name_and_the_papers_baseline_is_run(tmp_path):
     assert len(chosen_designs(())) == len(CHOICES) == 11
-    small, large = (Workspace(tmp_path, size, designs=("time-free",)) for size in ("laptop", "full"))
+    small, large = Workspace(tmp_path), Workspace(tmp_path, "full", designs=("time-free",))
     assert TextVariances(large).wanted(512) == [OURS, FREE]
     assert [TextVariances(small).wanted(rows) for rows in (128, 256)] == [[OURS, RUN], [OURS]]
     every = VarianceTimeFree().cost(dataclasses.replace(large, designs=()))
     assert every.passes == 3 * 30 * (15 * (128 + 256 + 512) * 12 + 400)
     assert VarianceTimeFree().cost(large).passes < every.passes / 5
+    assert TextVariances(dataclasses.replace(small, designs=("llada",))).wanted(256) == [OURS, LLADA]
     assert every.gpu_hours == pytest.approx(2 * 8e9 * every.tokens / 1.2e14 / 3600)
 
 
@@ -199,6 +213,36 @@ def test_claims_can_fail():
     assert next(variance._claims(both, errors, biases, 128)).verdict == "holds in part"
     biased = {**biases, ("chain", variance.FREE, 128): 30.0}
     assert variance._unbiased(biased).verdict == "does not hold"
+
+
+def _variances(ratio_over: dict[str, float]) -> dict:
+    """Of two texts a data set, at 128 rows: the time integral's is 12, the others' so many times less."""
+    designs = {INTEGRAL: 12.0, **{name: 12.0 / ratio for name, ratio in ratio_over.items()}}
+    return {(data, name, 128): [value, value] for data in PAPER for name, value in designs.items()}
+
+
+def test_the_reading_of_the_table_follows_the_run():
+    """The printed ratios at 128 rows are 6.1, 4.0 and 4.0: whichever sampler comes near them is named."""
+    like_strata = variance._reading(_variances({FREE: 0.1, COUNT: 1.2, LLADA: 5.0, STRATIFIED: 8.0}))
+    assert like_strata.verdict == "undecided"
+    assert f"those over {LLADA} most" in like_strata.found
+    assert "6.1, 4.0, 4.0" in like_strata.found
+    as_printed = variance._reading(_variances({FREE: 4.5, COUNT: 1.2, LLADA: 50.0, STRATIFIED: 80.0}))
+    assert as_printed.verdict == "does not hold"
+    assert variance._reading({("PIQA", INTEGRAL, 32): [1.0]}).verdict == "not tested here"
+
+
+def test_the_reading_of_the_ratios_follows_the_run():
+    """The printed gains are 6.5 to 7.1 at all rows."""
+
+    def found(free: float, count: float) -> dict:
+        gains = {ratio.FREE: free, ratio.COUNT: count, ratio.STRATIFIED: 2.0}
+        return {(name, rows): [(1.0, gain), (1.0, gain)] for name, gain in gains.items() for rows in ratio.PAPER}
+
+    uniform = ratio._reading(found(124.0, 9.8))
+    assert uniform.verdict == "undecided"
+    assert f"that of {ratio.COUNT} most" in uniform.found
+    assert ratio._reading(found(7.0, 30.0)).verdict == "does not hold"
 
 
 def test_decoupled_variance_is_the_sum_of_the_sides():

@@ -16,7 +16,10 @@ from infodis.errors import InputError
 from infodis.files import check_apart, check_own, locked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infodis.apps.reproduce.experiment import Experiment, ExperimentResult, Size, Workspace
+    from infodis.apps.reproduce.writing import Done
 
 LOG_SECONDS = 30
 STYLES = {
@@ -50,13 +53,16 @@ def reproduce(
     ] = None,
     designs: Annotated[
         str | None,
-        typer.Option(help="Designs that --full runs repeatedly, by commas: time-integral, time-free, llada, ..."),
+        typer.Option(
+            help="Designs that variance-time-free runs repeatedly, by commas: time-integral, time-free, script, "
+            "uniform-count, llada, stratified-count, pairs, tiled, orders, orders-antithetic, tiled-neighbours."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it takes: passes, tokens, GPU-hours.")] = (
         False
     ),
     stand_in: Annotated[
-        int | None, typer.Option(hidden=True, help="Of tests: the paper's size with tiny networks and so many texts.")
+        int | None, typer.Option(hidden=True, help="Of tests: tiny networks, few steps, and so many texts at most.")
     ] = None,
     data: Annotated[
         Path | None,
@@ -97,6 +103,7 @@ def reproduce(
     """
     from infodis.apps.reproduce.catalog import ALL, EXPERIMENTS, experiments_named
     from infodis.apps.reproduce.experiment import StandIn, Workspace
+    from infodis.apps.reproduce.variance import VarianceTimeFree
     from infodis.apps.reproduce.variance_texts import chosen_designs
     from infodis.apps.reproduce.writing import PAGE
 
@@ -106,6 +113,8 @@ def reproduce(
         raise InputError(f"{authors} has no directory data. --authors names a clone of github.com/Dongjae0324/infodis.")
     names = tuple(filter(None, (designs or "").split(",")))
     chosen_designs(names)
+    if names and name not in (VarianceTimeFree.name, ALL):
+        raise InputError(f"--designs is for {VarianceTimeFree.name}; {name} has its own. Leave it out.")
     if data is not None and not data.exists():
         raise InputError(f"There is no {data}. --data names a directory with texts, or a file of triplets.")
     if document is not None:
@@ -127,7 +136,7 @@ def reproduce(
             data,
             model if spare is None else None,  # in a test it stands for the paper's large one, not for its toys
             device,
-            authors,
+            authors if experiment.has_authors_data else None,
             train,
             names,
             spare,
@@ -139,14 +148,24 @@ def reproduce(
     if name == ALL:
         check_own(page)
     done, failed = [], []
-    for experiment in chosen:
+
+    def attempt(experiment: "Experiment", step: "Callable[[Experiment, Workspace], Done | None]") -> "Done | None":
         try:
-            done.append(_one(experiment, workspace(experiment)))
+            return step(experiment, workspace(experiment))
         except InputError as problem:
             if len(chosen) == 1:
                 raise
             failed.append(experiment.name)
             progress_console.error(str(problem), label=experiment.name)
+            return None
+
+    if authors is not None and (without := [one.name for one in chosen if not one.has_authors_data]):
+        progress_console.print(f"The authors' repository holds no data for {', '.join(without)}: run as without it.")
+    for experiment in chosen:  # what is missing is told before hours of work on something else
+        attempt(experiment, lambda one, where: one.check(where))
+    for experiment in chosen:
+        if experiment.name not in failed and (finished := attempt(experiment, _one)) is not None:
+            done.append(finished)
     _write_together(done, page if name == ALL else None, document)
     if failed:
         raise InputError(f"Not run: {', '.join(failed)}, see above. The others are in {out / size}.")
@@ -175,7 +194,7 @@ def _check_document(document: Path, *, smoke: bool) -> None:
     sections_of(document)
 
 
-def _one(experiment: "Experiment", workspace: "Workspace") -> "tuple[Experiment, ExperimentResult, Workspace]":
+def _one(experiment: "Experiment", workspace: "Workspace") -> "Done":
     from infodis.apps.reproduce.writing import write_result
 
     progress_console.print(f"{experiment.name}: {experiment.title} ({experiment.paper})")
@@ -183,7 +202,7 @@ def _one(experiment: "Experiment", workspace: "Workspace") -> "tuple[Experiment,
     workspace.directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with _ExperimentProgress() as watching, locked(workspace.directory):
-        result = experiment.run(dataclasses.replace(workspace, progress=watching))
+        result = experiment.run(dataclasses.replace(workspace, progress=watching, notice=progress_console.print))
         minutes = workspace.keep("minutes", {}, lambda: (time.monotonic() - start) / 60)  # not of a rerun
         result = dataclasses.replace(result, minutes=minutes)
         write_result(experiment, result, workspace)
@@ -205,9 +224,7 @@ def _show(experiment: "Experiment", result: "ExperimentResult", workspace: "Work
     console.print(f"Page: {workspace.directory / PAGE}", soft_wrap=True)
 
 
-def _write_together(
-    done: "list[tuple[Experiment, ExperimentResult, Workspace]]", page: Path | None, document: Path | None
-) -> None:
+def _write_together(done: "list[Done]", page: Path | None, document: Path | None) -> None:
     from infodis.apps.reproduce.catalog import EXPERIMENTS
     from infodis.apps.reproduce.writing import write_all, write_document
 

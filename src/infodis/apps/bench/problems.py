@@ -76,7 +76,7 @@ ENDINGS = (
     "the language is spoken by about two million people",
     "light travels faster in air than it does in glass",
     "the railway connected the harbour with the capital",
-    "her father was a teacher in a small mountain village",
+    "her father was a builder in a small mountain village",
     "iron is the most common element in the earth by mass",
     "the treaty ended a war that had lasted seven years",
     "some species of fish can live in salt and fresh water",

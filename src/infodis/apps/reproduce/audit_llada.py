@@ -10,7 +10,7 @@ from infodis.apps.audit.records import PRIMARY, DetectionScore, Group, Record
 from infodis.apps.audit.reporting import interval_text, p_text, share_text
 from infodis.apps.audit.separation import Separation
 from infodis.apps.report.values import ReportTable
-from infodis.apps.reproduce.audit_texts import OWN, SHAPE, SHORT, Dataset, datasets, own_continuations
+from infodis.apps.reproduce.audit_texts import OWN, SHAPE, Dataset, check_texts, datasets, own_continuations
 from infodis.apps.reproduce.comparison import (
     PRECISION_COLUMNS,
     GroupComparison,
@@ -27,11 +27,13 @@ from infodis.apps.reproduce.comparison import (
 )
 from infodis.apps.reproduce.data import CHINESE
 from infodis.apps.reproduce.experiment import (
+    OUR_MODEL,
     Claim,
     Cost,
     ExperimentResult,
     Verdict,
     Workspace,
+    name_of,
     settings_table,
 )
 from infodis.apps.reproduce.triplets import in_text8_letters
@@ -42,10 +44,6 @@ from infodis.models.spec import ModelSpec
 from infodis.result import Interval
 from infodis.reveal import RandomOrder, RevealRule
 from infodis.sampling import Ancestral
-
-SMALL, LARGE = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
-WEIGHTS = 8e9
-"""Of LLaDA-8B."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,28 +84,32 @@ class AuditLlada:
     title = "Continuations of the dataset against those of a language model"
     paper = "Figure 4 and its companion in the appendix"
     own_model = False
+    has_authors_data = True
 
     def budget(self, workspace: Workspace) -> AuditBudget:
         """For the size of a run."""
         budget = BUDGETS[workspace.size]
         return dataclasses.replace(budget, texts=workspace.few(budget.texts))
 
+    def check(self, workspace: Workspace) -> None:
+        check_extra()
+        check_texts(workspace)
+
     def cost(self, workspace: Workspace) -> Cost:
         """Two datasets, in each the dataset's continuations, another author's and the model's own."""
         budget = self.budget(workspace)
         passes = 2 * budget.texts * (3 * (budget.samples + 2 * budget.evaluations) + SHAPE.response)
-        return Cost(passes, passes * SHAPE.length, weights=WEIGHTS if workspace.size == "full" else 0.0)
+        return Cost(passes, passes * SHAPE.length, weights=workspace.weights)
 
     def run(self, workspace: Workspace) -> ExperimentResult:
-        check_extra()
-        budget, spec = self.budget(workspace), workspace.model_spec(SMALL, LARGE)
+        budget, spec = self.budget(workspace), workspace.model_spec()
         model = spec.load()
         found = []
         for dataset in datasets(workspace, model, budget.texts):
             by_itself = own_continuations(workspace, model, dataset, budget.rule)
             dataset = dataclasses.replace(dataset, written={**dataset.written, OWN: by_itself})
             found += compare_authors(workspace, dataset, budget, spec)
-        return result(found, budget, AskedModel.of(model, spec.name))
+        return result(found, budget, AskedModel.of(model))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +117,8 @@ class AskedModel:
     """What claims are about: decided by what a model is, not by how its name is spelled."""
 
     name: str
+    exactly: str
+    """Its name with its weights."""
     family: str
     letters: bool
     """Whether it knows the letters of text8 and nothing else."""
@@ -122,10 +126,10 @@ class AskedModel:
     """Whether it is the network that we trained on text from before there were language models."""
 
     @staticmethod
-    def of(model: Model, name: str) -> "AskedModel":
+    def of(model: Model) -> "AskedModel":
         letters = in_text8_letters(model)
-        ours = letters and model.fingerprint == load(SMALL, device=model.device.type).fingerprint
-        return AskedModel(name, model.loaded.family, letters, ours)
+        ours = letters and model.fingerprint == load(OUR_MODEL, device=model.device.type).fingerprint
+        return AskedModel(model.name, name_of(model), model.loaded.family, letters, ours)
 
     @property
     def meant(self) -> bool:
@@ -213,10 +217,11 @@ def result(found: list[AuthorComparison], budget: AuditBudget, model: AskedModel
     chinese = [one for one in found if one.dataset.name == "chinese"]
     counts = ", ".join({f"{one.dataset.about}: {len(one.ours.negative.records)}": None for one in found})
     return ExperimentResult(
-        f"{model.name}, prompts of {SHAPE.prompt} tokens and responses of {SHAPE.response}, texts {style} ({counts}). "
-        f"The paper's time-free estimator with {budget.samples} masks a text, and ours with {budget.evaluations}. "
-        f"'{OWN}' is what the model itself goes on with after the same prompts.",
+        f"{model.exactly}, prompts of {SHAPE.prompt} tokens and responses of {SHAPE.response}, texts {style} "
+        f"({counts}). The paper's time-free estimator with {budget.samples} masks a text, and ours with "
+        f"{budget.evaluations}. '{OWN}' is what the model itself goes on with after the same prompts.",
         (_higher(english, model), _influence(english, model), _in_chinese(chinese, model)),
+        _why(model),
         (_table(found), _estimators(found), _settings(found, budget, model)),
         (*_histograms(found), _comparison(found)),
         {one.name: _numbers(one) for one in found},
@@ -241,14 +246,26 @@ def _higher(found: list[AuthorComparison], model: AskedModel) -> Claim:
     )
 
 
+def _why(model: AskedModel) -> str:
+    reading = (
+        "Text of a language model may hold few surprises for another one, whoever taught it, and its characters alone "
+        "may tell it apart: a higher likelihood does not show where a model's training data come from."
+    )
+    if model.meant:
+        return reading
+    return (
+        f"The claims are about LLaDA and text of LLaMA. {model.name} is not LLaDA: its numbers show how such a "
+        "comparison behaves, and test no claim. `infodis reproduce audit-llada --full --authors DIR` tests them. "
+        f"{reading}"
+    )
+
+
 def _settings(found: list[AuthorComparison], budget: AuditBudget, model: AskedModel) -> ReportTable:
     texts = " and ".join(sorted({f"{len(one.ours.negative.records)} of {one.dataset.name}" for one in found}))
-    short = not model.letters and any(one.dataset.name == "human" for one in found)
-    shape = f"{SHAPE.prompt} + {SHAPE.response}"
     return settings_table(
         [
-            ("model", "LLaDA-8B-Instruct", f"{model.name} (family {model.family})"),
-            ("tokens of prompt and response", "64 + 64", f"{shape}, {SHORT.prompt} of 'human'" if short else shape),
+            ("model", "LLaDA-8B-Instruct", f"{model.exactly}, family {model.family}"),
+            ("tokens of prompt and response", "64 + 64", f"{SHAPE.prompt} + {SHAPE.response}"),
             ("other continuations by", "LLaMA", ", ".join(sorted({one.author for one in found}))),
             ("masks a text", "100 (public code: never all tokens at once)", f"{budget.samples}, as printed"),
             ("texts", "all rows of the public files", texts),

@@ -22,9 +22,6 @@ from infodis.rng import key
 from infodis.sampling import sample
 
 SHAPE = WindowShape(64, 64)
-SHORT = WindowShape(16, 64)
-"""Of pairs of human and machine in tokens that are no letters: their prompts are a sentence."""
-
 OWN, LLAMA = "own", "llama"
 
 
@@ -40,6 +37,22 @@ class Dataset:
 
 def datasets(workspace: Workspace, model: Model, count: int) -> list[Dataset]:
     """Built-in paragraphs for a smoke run, files otherwise: in the letters of text8 for models that know no others."""
+    found = _datasets(workspace, model, count)
+    for one in found:
+        workspace.tell_missing(len(one.rows), count, f"Texts of {one.name}")
+    return found
+
+
+def check_texts(workspace: Workspace) -> None:
+    """Raise `InputError` if a file is missing. What another model's tokens need shows once it is loaded."""
+    if workspace.authors is not None:
+        for _, _, file in FILES:
+            AuthorsClone(workspace.authors).continuations(file)
+    elif workspace.model is None and workspace.size != "smoke":
+        (WIKITEXT if workspace.size == "full" else PAIRS).get(workspace)
+
+
+def _datasets(workspace: Workspace, model: Model, count: int) -> list[Dataset]:
     letters = in_text8_letters(model)
     cut = TextCutter(SHAPE, None if letters else model.tokenizer)
     if workspace.authors is not None:
@@ -48,18 +61,19 @@ def datasets(workspace: Workspace, model: Model, count: int) -> list[Dataset]:
         text = text8_style(ENCYCLOPEDIA) if letters else ENCYCLOPEDIA
         return [Dataset("encyclopedia", "a few paragraphs of an encyclopedia", cut.windows(text, count))]
     if letters:
-        return [_pairs(workspace, cut, count, letters=True), *_chinese(workspace, cut, count, letters=True)]
+        return [_pairs(workspace, cut, count), *_chinese(workspace, cut, count, letters=True)]
     english = Dataset("wikitext", "WikiText-2", cut.windows(WIKITEXT.get(workspace), count))
-    with_others = []
-    if workspace.find(PAIRS.file) is not None:  # a welcome addition, no part of the paper's experiment
-        with_others = [_pairs(workspace, dataclasses.replace(cut, shape=SHORT), count, letters=False)]
-    return [*with_others, english, *_chinese(workspace, cut, count, letters=False)]
+    return [english, *_chinese(workspace, cut, count, letters=False)]
+
+
+FILES = (("wikitext", "WikiText", "wikitext_llada.json"), ("chinese", "pretrain_zh", "zh.json"))
+"""Of the authors: a name, what it is, and where."""
 
 
 def _of_authors(clone: AuthorsClone, cut: TextCutter, count: int, *, letters: bool) -> list[Dataset]:
     """The paper's own prompts with the dataset's continuations and LLaMA's, the first ones of its files."""
     found = []
-    for name, about, file in (("wikitext", "WikiText", "wikitext_llada.json"), ("chinese", "pretrain_zh", "zh.json")):
+    for name, about, file in FILES:
         if letters and name == "chinese" and transliterate("") is None:
             continue  # nothing to transliterate with
         style = _spelled_chinese if name == "chinese" else text8_style
@@ -76,11 +90,9 @@ def _spelled_chinese(text: str) -> str:
     return transliterate(text) or ""
 
 
-def _pairs(workspace: Workspace, cut: TextCutter, count: int, *, letters: bool) -> Dataset:
+def _pairs(workspace: Workspace, cut: TextCutter, count: int) -> Dataset:
     records = PAIRS.get(workspace)
-    human, machine = (
-        list(continuations(records, field, cut, letters=letters))[:count] for field in ("y_human", "y_llm")
-    )
+    human, machine = (list(continuations(records, field, cut))[:count] for field in ("y_human", "y_llm"))
     about = f"news, stories and abstracts, the last {cut.shape.prompt} tokens of a beginning"
     return Dataset("human", about, human, {"gpt": machine})
 

@@ -83,7 +83,7 @@ def _joined(rows: Iterable[Row]) -> str:
     return "".join(row["text"] for row in rows)
 
 
-_KINDS = {str: "a text", list: "a list", int: "a whole number"}
+_KINDS = {str: "a text", list: "a list", int: "a whole number", bool: "true or false"}
 
 
 def _rows_with(**needed: type) -> Callable[[Path], Rows]:
@@ -163,6 +163,14 @@ def _beavertails(rows: Iterable[Row]) -> Rows:
     return [{"id": str(n), **one} for n, one in enumerate(_triplets(responses))]
 
 
+def _preferences(path: Path) -> Rows:
+    """Triplets as they are, or BeaverTails as it is published, to be paired."""
+    rows = _rows_with(prompt=str)(path)
+    if any("is_safe" in row for row in rows):
+        return _beavertails(_rows_with(prompt=str, response=str, is_safe=bool)(path))
+    return _rows_with(prompt=str, chosen=str, rejected=str)(path)
+
+
 def _triplets(responses: Mapping[str, Mapping[bool, list[str]]]) -> Iterator[dict[str, str]]:
     for prompt, by_safety in responses.items():
         for safe, unsafe in itertools.product(by_safety[True], by_safety[False]):
@@ -174,9 +182,9 @@ ARC = _questions("arc_challenge_300.jsonl", "allenai/ai2_arc", "test", _arc, "AR
 PIQA = _questions("piqa_300.jsonl", "baber/piqa", "validation", _piqa)
 TRIPLETS = DataFile(
     "triplets.jsonl",
-    "A row is {prompt, chosen, rejected}; the paper's are safe and unsafe responses of "
-    "huggingface.co/datasets/PKU-Alignment/BeaverTails.",
-    _rows_with(prompt=str, chosen=str, rejected=str),
+    "A row is {prompt, chosen, rejected}, or {prompt, response, is_safe} as in "
+    "huggingface.co/datasets/PKU-Alignment/BeaverTails, which the paper pairs.",
+    _preferences,
     _data_set("PKU-Alignment/BeaverTails", "30k_train", _beavertails),
 )
 PAIRS = DataFile(

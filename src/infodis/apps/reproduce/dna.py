@@ -1,14 +1,14 @@
 """Figure 2 of the paper: networks trained on toy DNA, whose estimated likelihoods are compared with the true ones."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from infodis.apps.report.values import ReportTable
 from infodis.apps.reproduce.authors import AuthorsClone
-from infodis.apps.reproduce.experiment import Claim, Cost, ExperimentResult, Workspace, settings_table
+from infodis.apps.reproduce.experiment import Cost, ExperimentResult, Workspace, settings_table
 from infodis.apps.reproduce.toy_report import (
     Match,
     calibration,
@@ -19,13 +19,21 @@ from infodis.apps.reproduce.toy_report import (
     side_by_side,
     training_settings,
     training_tokens,
+    why_errors,
 )
-from infodis.apps.reproduce.toys import Fit, ToyRecipe, fit, papers, papers_network, plain, shipped_or_trained
+from infodis.apps.reproduce.toys import (
+    Fit,
+    ToyRecipe,
+    fit,
+    papers,
+    papers_network,
+    plain,
+    shipped_or_trained,
+    trained,
+)
 from infodis.design import Enumerate, TimeFree
 from infodis.estimate import Request
-from infodis.figures import Figure
 from infodis.item import Item
-from infodis.models.model import Model
 from infodis.oracle import MarkovChain
 from infodis.oracle import Table as Listed
 from infodis.predictor import Predictor
@@ -34,8 +42,8 @@ from infodis.train.config import ModelConfig
 
 PAPER_DRAWS = 2**15
 OURS = Request()
-PAPERS_TOKENS = {"dna-unconditional": 70_000 * 512 * 8, "dna-conditional": 80_000 * 1_024 * 32}
-"""That its networks were trained on."""
+PAPERS_LIST = ToyRecipe(papers_network(8), papers(70_000, 512, 3e-4, weight_decay=0.0), 8_000_000, aligned=True)
+PAPERS_CHAIN = ToyRecipe(papers_network(32), papers(80_000, 1_024, 6e-4, weight_decay=0.01), 5_000_000, aligned=True)
 TRUE = "true conditionals instead of the network's, ours, 128 rows"
 COUNTED = "a chain counted in the training letters, ours, 128 rows"
 
@@ -47,16 +55,16 @@ class DnaUnconditional:
     title = "True and estimated likelihood: 128 DNA sequences"
     paper = "Figure 2(a) and its appendix"
     own_model = True
+    has_authors_data = True
     LENGTH = 8
 
     def recipe(self, workspace: Workspace) -> ToyRecipe:
         small = ModelConfig(length=self.LENGTH, width=64, blocks=4, heads=8, positions=True)
-        full = papers_network(self.LENGTH)
         return workspace.shrunk(
             workspace.pick(
                 ToyRecipe(dataclasses.replace(small, blocks=1), plain(40, 64, 2e-3), 16_000, aligned=True),
                 ToyRecipe(small, plain(4_000, 256, 2e-3), 8_000_000, aligned=True),
-                ToyRecipe(full, papers(70_000, 512, 3e-4, weight_decay=0.0), 8_000_000, aligned=True),
+                PAPERS_LIST,
             )
         )
 
@@ -65,8 +73,14 @@ class DnaUnconditional:
         passes = 128 * (255 + min(draws, 255) + 128 + 128)  # of 8 letters there are 255 masks, each is asked about once
         return Cost(passes, passes * self.LENGTH, training_tokens(workspace, self.recipe(workspace)))
 
+    def oracle(self, workspace: Workspace) -> Listed:
+        return Listed.dna(workspace.seed) if workspace.authors is None else AuthorsClone(workspace.authors).listed()
+
+    def check(self, workspace: Workspace) -> None:
+        self.oracle(workspace)
+
     def run(self, workspace: Workspace) -> ExperimentResult:
-        oracle = Listed.dna(workspace.seed) if workspace.authors is None else AuthorsClone(workspace.authors).listed()
+        oracle = self.oracle(workspace)
         recipe = self.recipe(workspace)
         model = shipped_or_trained(workspace, "dna-list", oracle, recipe)
         items = [Item.read(row) for row in oracle.sequences[: workspace.few(len(oracle.sequences))]]
@@ -77,22 +91,22 @@ class DnaUnconditional:
             "ours, 128 rows": fit(workspace, "ours", model, oracle, items, OURS),
             TRUE: fit(workspace, "true", oracle, oracle, items, OURS),
         }
-        exact, paper, *_ = fits.values()
+        exact, paper, _, true = fits.values()
         labels = [model.decode(item.tokens) for item in items]
         return ExperimentResult(
-            f"{recipe.about}, on {recipe.letters // self.LENGTH:,} sequences drawn from a list of {len(items)} of 8 "
-            f"letters{_whose(workspace)}. {origin(workspace, 'dna-list')}",
+            f"{recipe.about}, on {recipe.letters // self.LENGTH:,} sequences drawn from a list of "
+            f"{len(oracle.sequences)} of 8 letters{_whose(workspace)}. {origin(workspace, 'dna-list')}",
             (
                 Match(close=0.05, alike=0.95).claim(
                     "Estimated likelihoods of a trained network closely match the true ones.",
                     exact,
                     f"all {len(items)}, by all masks",
-                    recipe,
-                    PAPERS_TOKENS[self.name],
+                    recipe.tokens / PAPERS_LIST.tokens,
                 ),
                 draws_claim(draws, paper, exact),
             ),
-            (errors_table(fits), self._settings(workspace, recipe)),
+            why_errors(exact, true),
+            (errors_table(fits), self._settings(recipe, draws)),
             (
                 side_by_side(paper, labels, f"By the paper's estimator, {draws:,} draws"),
                 calibration(
@@ -104,10 +118,10 @@ class DnaUnconditional:
             {name: one.numbers() for name, one in fits.items()},
         )
 
-    def _settings(self, workspace: Workspace, recipe: ToyRecipe) -> ReportTable:
-        given = training_settings(recipe, steps=70_000, batch=512, rate=3e-4)
+    def _settings(self, recipe: ToyRecipe, draws: int) -> ReportTable:
+        given = training_settings(recipe, PAPERS_LIST)
         places = "learned, besides the rotary ones" if recipe.model.positions else "rotary"
-        return settings_table([*given, ("positions", "rotary", places), ("draws", "2^15", "2^15")])
+        return settings_table([*given, ("positions", "rotary", places), ("draws", "32,768", f"{draws:,}")])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +146,10 @@ PRINTED = ChainKind(
 )
 
 
+PROMPT, LENGTH, LETTERS = 16, 32, 5_000_000
+"""Of a window of a chain, its prompt first, and of the sequence that windows are cut from."""
+
+
 class DnaConditional:
     """Responses of 16 letters given prompts of 16."""
 
@@ -139,25 +157,21 @@ class DnaConditional:
     title = "True and estimated conditional likelihood: a Markov chain of DNA"
     paper = "Figure 2(b) and its appendix"
     own_model = True
-    PROMPT, LENGTH, LETTERS = 16, 32, 5_000_000
+    has_authors_data = True
 
-    def kinds(self, workspace: Workspace) -> tuple[ChainKind, ...]:
+    def kind(self, workspace: Workspace) -> ChainKind:
         if workspace.authors is not None:
             clone = AuthorsClone(workspace.authors)
-            return (ChainKind("authors", "the authors' own table", lambda _: clone.chain()),)
-        if workspace.size == "full":
-            return (PRINTED,)
-        return (PEAKED, PRINTED) if workspace.train else (PEAKED,)  # no checkpoint of the other one ships
+            return ChainKind("authors", "the authors' own table", lambda _: clone.chain())
+        return PRINTED if workspace.size == "full" else PEAKED
 
     def recipe(self, workspace: Workspace) -> ToyRecipe:
-        small = ModelConfig(length=self.LENGTH, width=96, blocks=2, heads=8)
+        small = ModelConfig(length=LENGTH, width=96, blocks=2, heads=8)
         return workspace.shrunk(
             workspace.pick(
                 ToyRecipe(dataclasses.replace(small, blocks=1), plain(20, 16, 3e-3), 32_000),
-                ToyRecipe(small, plain(6_000, 64, 3e-3), self.LETTERS),
-                ToyRecipe(
-                    papers_network(self.LENGTH), papers(80_000, 1_024, 6e-4, weight_decay=0.01), self.LETTERS, True
-                ),
+                ToyRecipe(small, plain(6_000, 64, 3e-3), LETTERS),
+                PAPERS_CHAIN,
             )
         )
 
@@ -168,151 +182,142 @@ class DnaConditional:
         )
         return counts if workspace.stand_in is None else (4, 3, counts[2], 64)
 
+    def check(self, workspace: Workspace) -> None:
+        self.kind(workspace).make(workspace.seed)
+
     def cost(self, workspace: Workspace) -> Cost:
         windows, few, draws, rows = self.count(workspace)
-        kinds = len(self.kinds(workspace))
-        passes = kinds * (windows * (rows + 128 + 100 + 128) + few * draws)
-        return Cost(passes, passes * self.LENGTH, kinds * training_tokens(workspace, self.recipe(workspace)))
+        passes = windows * (rows + 128 + 100 + 128) + few * draws
+        return Cost(passes, passes * LENGTH, training_tokens(workspace, self.recipe(workspace)))
 
     def run(self, workspace: Workspace) -> ExperimentResult:
-        recipe, found = self.recipe(workspace), {}
-        for kind in self.kinds(workspace):
-            oracle = kind.make(workspace.seed)
-            found[kind] = self._fits(workspace, kind, oracle, shipped_or_trained(workspace, kind.name, oracle, recipe))
-        main, *others = found
-        sharp, _, _, hundred, *_ = found[main].values()
-        windows, _, _, rows = self.count(workspace)
+        recipe, kind = self.recipe(workspace), self.kind(workspace)
+        oracle = kind.make(workspace.seed)
+        model = shipped_or_trained(workspace, kind.name, oracle, recipe)
+        windows, few, draws, rows = self.count(workspace)
+        items = _fresh_windows(workspace, oracle, windows)
+
+        def by(name: str, request: Request, some: Sequence[Item] = items, predictor: Predictor = model) -> Fit:
+            return fit(workspace, name, predictor, oracle, some, request)
+
+        ours, paper = f"ours, {rows:,} rows", f"the paper's, {draws:,} draws"
+        fits = {
+            ours: by("sharp", Request(evaluations=rows)),
+            "ours, 128 rows": by("ours", OURS),
+            paper: by("paper", _paper(draws), items[:few]),
+            "the paper's, 100 draws": by("hundred", _paper(100)),
+            TRUE: by("true", OURS, predictor=oracle),
+        }
+        sharp = fits[ours]
         return ExperimentResult(
-            f"{recipe.about}, windows of one sequence of {recipe.letters:,} letters of a Markov chain of order 4, "
-            f"{main.about}; scored as {self.LENGTH - self.PROMPT} letters given {self.PROMPT}. "
-            f"{origin(workspace, *(kind.name for kind in found))}",
+            f"{recipe.about}, {_windows_of(recipe, oracle)}, {kind.about}. {origin(workspace, kind.name)}",
             (
                 Match(close=0.15, alike=0.99).claim(
                     "Estimated conditional likelihoods closely match the true ones.",
                     sharp,
                     f"{windows} fresh windows, by {rows:,} rows each",
-                    recipe,
-                    PAPERS_TOKENS[self.name],
+                    recipe.tokens / PAPERS_CHAIN.tokens,
                 ),
-                *(self._printed(kind, found[kind], recipe) for kind in others),
-                order_claim(hundred, sharp),
+                order_claim(fits["the paper's, 100 draws"], sharp),
             ),
+            why_errors(sharp, fits[TRUE]),
+            (errors_table(fits), self._settings(recipe, kind, draws)),
             (
-                *(errors_table(fits, f"Errors, {kind.name}") for kind, fits in found.items()),
-                self._settings(recipe, main),
+                side_by_side(sharp, _numbered(windows), "Every window"),
+                calibration(
+                    {name: fits[name] for name in (ours, paper)},
+                    "Held-out windows",
+                    "Responses of 16 letters given 16. On the diagonal the network, and the estimator, are right.",
+                ),
             ),
-            tuple(one for kind, fits in found.items() for one in self._figures(kind, fits)),
-            {kind.name: {name: one.numbers() for name, one in fits.items()} for kind, fits in found.items()},
+            {name: one.numbers() for name, one in fits.items()},
         )
 
-    def _fits(self, workspace: Workspace, kind: ChainKind, oracle: MarkovChain, model: Model) -> dict[str, Fit]:
-        windows, few, draws, rows = self.count(workspace)
-        fresh = oracle.sample(windows, length=self.LENGTH, generator=stream(workspace.seed, "dna", "test"))
-        items = [Item.read(row, context=range(self.PROMPT)) for row in fresh]
-
-        def by(name: str, request: Request, some: Sequence[Item] = items, predictor: Predictor = model) -> Fit:
-            return fit(workspace, f"{kind.name}-{name}", predictor, oracle, some, request)
-
-        return {
-            f"ours, {rows:,} rows": by("sharp", Request(evaluations=rows)),
-            "ours, 128 rows": by("ours", OURS),
-            f"the paper's, {draws:,} draws": by("paper", _paper(draws), items[:few]),
-            "the paper's, 100 draws": by("hundred", _paper(100)),
-            TRUE: by("true", OURS, predictor=oracle),
-        }
-
-    def _printed(self, kind: ChainKind, fits: Mapping[str, Fit], recipe: ToyRecipe) -> Claim:
-        sharp = next(iter(fits.values()))
-        return Match(close=0.15, alike=0.99).claim(
-            f"The same on another chain: {kind.about}.",
-            sharp,
-            f"{len(sharp.true)} fresh windows, by the same training (its letters tell less of each other)",
-            recipe,
-            PAPERS_TOKENS[self.name],
-        )
-
-    def _figures(self, kind: ChainKind, fits: Mapping[str, Fit]) -> tuple[Figure, Figure]:
-        sharp = next(iter(fits.values()))
-        labels = [f"window {number}" for number in range(1, len(sharp.true) + 1)]
-        return (
-            side_by_side(sharp, labels, f"{kind.name}: every window", f"sequences-{kind.name}"),
-            calibration(
-                {name: fits[name] for name in (next(iter(fits)), list(fits)[2])},
-                f"{kind.name}: held-out windows",
-                "Responses of 16 letters given 16. On the diagonal the network, and the estimator, are right.",
-                f"calibration-{kind.name}",
-            ),
-        )
-
-    def _settings(self, recipe: ToyRecipe, kind: ChainKind) -> ReportTable:
-        given = training_settings(recipe, steps=80_000, batch=1_024, rate=6e-4)
+    def _settings(self, recipe: ToyRecipe, kind: ChainKind, draws: int) -> ReportTable:
         return settings_table(
             [
-                *given,
+                *training_settings(recipe, PAPERS_CHAIN),
                 (
                     "transition table",
                     "softmax of uniform scores at 0.5: none below 0.043 (text); from 3e-8 to 0.96 (public file)",
                     kind.about,
                 ),
-                ("draws", "2^15 (text), 2^13 (public code)", "2^15, and ours"),
+                ("draws", "32,768 (text), 8,192 (public code)", f"{draws:,}, and ours"),
             ]
         )
 
 
 class DnaOrder2:
-    """A network from nothing in five minutes: a chain whose letters depend on two before them."""
+    """A network from nothing in minutes: a chain whose letters depend on two before them."""
 
     name = "dna-order-2"
     title = "Trained from nothing: a Markov chain of order 2"
-    paper = "Figure 2(b), in five minutes"
+    paper = "Figure 2(b), made easier"
     own_model = True
-    PROMPT, LENGTH, LETTERS = 16, 32, 5_000_000
+    has_authors_data = False
 
     def recipe(self, workspace: Workspace) -> ToyRecipe:
-        small = ModelConfig(length=self.LENGTH, width=64, blocks=2, heads=8)
-        several = ToyRecipe(small, plain(8_000, 64, 3e-3), self.LETTERS)
-        return workspace.shrunk(
-            workspace.pick(
-                ToyRecipe(dataclasses.replace(small, blocks=1), plain(20, 16, 3e-3), 32_000), several, several
-            )
-        )
+        small = ModelConfig(length=LENGTH, width=64, blocks=2, heads=8)
+        several = ToyRecipe(small, plain(8_000, 64, 3e-3), LETTERS)
+        tiny = ToyRecipe(dataclasses.replace(small, blocks=1), plain(20, 16, 3e-3), 32_000)
+        return workspace.shrunk(workspace.pick(tiny, several, several))
+
+    def check(self, workspace: Workspace) -> None:
+        """It draws its data itself, whatever the authors have."""
+
+    def count(self, workspace: Workspace) -> tuple[int, int]:
+        """Windows, and rows for each."""
+        counts: tuple[int, int] = workspace.exact.pick((4, 64), (256, 1_024), (256, 1_024))
+        return counts
 
     def cost(self, workspace: Workspace) -> Cost:
-        passes = workspace.exact.pick(4, 256, 256) * 2 * 1_024
-        return Cost(passes, passes * self.LENGTH, self.recipe(workspace).tokens)
+        windows, rows = self.count(workspace)
+        passes = windows * (rows + 128)
+        return Cost(passes, passes * LENGTH, self.recipe(workspace).tokens)
 
     def run(self, workspace: Workspace) -> ExperimentResult:
         oracle = MarkovChain.random(order=2, vocab_size=4, temperature=0.5, seed=workspace.seed)
         recipe = self.recipe(workspace)
-        model = shipped_or_trained(dataclasses.replace(workspace, train=True), "dna-order-2", oracle, recipe)
-        count, rows = workspace.exact.pick((4, 64), (256, 1_024), (256, 1_024))
-        fresh = oracle.sample(count, length=self.LENGTH, generator=stream(workspace.seed, "dna", "test"))
-        items = [Item.read(row, context=range(self.PROMPT)) for row in fresh]
-        fits = {
-            f"ours, {rows:,} rows": fit(workspace, "sharp", model, oracle, items, Request(evaluations=rows)),
-            COUNTED: fit(workspace, "counted", _counted(workspace, oracle), oracle, items, OURS),
-        }
-        sharp = next(iter(fits.values()))
-        labels = [f"window {number}" for number in range(1, count + 1)]
+        model = trained(workspace, self.name, oracle, recipe)
+        windows, rows = self.count(workspace)
+        items = _fresh_windows(workspace, oracle, windows)
+        sharp = fit(workspace, "sharp", model, oracle, items, Request(evaluations=rows))
+        counted = fit(workspace, "counted", _counted(workspace, oracle), oracle, items, OURS)
+        fits = {f"ours, {rows:,} rows": sharp, COUNTED: counted}
         return ExperimentResult(
-            f"{recipe.about}, windows of one sequence of {recipe.letters:,} letters of a Markov chain of order 2, "
-            f"softmax of uniform scores at 0.5; scored as {self.LENGTH - self.PROMPT} letters given {self.PROMPT}.",
+            f"{recipe.about}, {_windows_of(recipe, oracle)}, softmax of uniform scores at 0.5.",
             (
                 Match(close=0.15, alike=0.99).claim(
                     "Estimated conditional likelihoods closely match the true ones (here of an easier chain).",
                     sharp,
-                    f"{count} fresh windows, by {rows:,} rows each",
-                    recipe,
-                    PAPERS_TOKENS[DnaConditional.name],
+                    f"{windows} fresh windows, by {rows:,} rows each",
+                    recipe.tokens / PAPERS_CHAIN.tokens,
                 ),
             ),
+            why_errors(sharp, counted, "a chain counted in the training letters"),
             (
                 errors_table(fits),
-                settings_table([("order of the chain", 4, 2), *training_settings(recipe, 80_000, 1_024, 6e-4)]),
+                settings_table([("order of the chain", 4, 2), *training_settings(recipe, PAPERS_CHAIN)]),
             ),
-            (side_by_side(sharp, labels, "Every window"),),
+            (side_by_side(sharp, _numbered(windows), "Every window"),),
             {name: one.numbers() for name, one in fits.items()},
         )
+
+
+def _fresh_windows(workspace: Workspace, oracle: MarkovChain, count: int) -> list[Item]:
+    fresh = oracle.sample(count, length=LENGTH, generator=stream(workspace.seed, "dna", "test"))
+    return [Item.read(row, context=range(PROMPT)) for row in fresh]
+
+
+def _windows_of(recipe: ToyRecipe, oracle: MarkovChain) -> str:
+    return (
+        f"windows of one sequence of {recipe.letters:,} letters, scored as {LENGTH - PROMPT} letters given {PROMPT}, "
+        f"of a Markov chain of order {oracle.order}"
+    )
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"window {number}" for number in range(1, count + 1)]
 
 
 def _counted(workspace: Workspace, oracle: MarkovChain) -> MarkovChain:

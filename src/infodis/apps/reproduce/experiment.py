@@ -12,6 +12,7 @@ from infodis.device import resolve_device
 from infodis.errors import InputError
 from infodis.figures import Figure
 from infodis.journal import Journal
+from infodis.models.model import Model
 from infodis.models.options import ModelOptions
 from infodis.models.spec import ModelSpec
 from infodis.result import Measured
@@ -29,6 +30,10 @@ Cell = TypeVar("Cell", bound=tuple)
 
 SHARED = Path("..") / "shared" / "data"
 """Where data may lie beside a checkout."""
+
+OUR_MODEL, LLADA = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
+"""What texts are scored by: on a laptop, and in the paper's size."""
+LLADA_WEIGHTS = 8e9
 
 
 def at_least(found: Measured, bound: float) -> Verdict:
@@ -59,6 +64,8 @@ class ExperimentResult:
     about: str
     """What was run, in one or two sentences."""
     claims: tuple[Claim, ...]
+    why: str
+    """One paragraph: where the numbers come from, and what they say of the claims."""
     tables: tuple[ReportTable, ...] = ()
     figures: tuple[Figure, ...] = ()
     numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -68,10 +75,14 @@ class ExperimentResult:
 
 
 def settings_table(rows: Iterable[tuple[str, object, object]]) -> ReportTable:
-    """Settings of the paper beside those of a run: those that differ first."""
-    told = [(name, str(paper), str(here)) for name, paper, here in rows]
-    told.sort(key=lambda row: row[1] == row[2])
-    return ReportTable("Settings beside the paper's", ("setting", "the paper", "here"), tuple(told))
+    """Those of the paper beside those of a run, where they differ."""
+    told = tuple((name, str(paper), str(here)) for name, paper, here in rows if str(paper) != str(here))
+    return ReportTable("Settings that differ from the paper's", ("setting", "the paper", "here"), told)
+
+
+def name_of(model: Model | ModelSpec) -> str:
+    """A model's name with its weights: shipped models are replaced by better ones under the same name."""
+    return f"{model.name} (weights {model.fingerprint[:8]})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +107,9 @@ class Cost:
         return 2 * self.weights * self.tokens / self.FLOPS / 3600
 
     def __str__(self) -> str:
-        told = f"{self.passes:,} forward passes, {self.tokens / 1e6:,.0f} M tokens"
+        told = f"{self.passes:,} forward passes, {self.tokens / 1e6:,.1f} M tokens"
         if self.trained:
-            told += f", training on {self.trained / 1e6:,.0f} M tokens"
+            told += f", training on {self.trained / 1e6:,.1f} M tokens"
         return f"{told}, about {self.gpu_hours:,.1f} GPU-hours" if self.weights else told
 
 
@@ -133,6 +144,8 @@ class Workspace:
     stand_in: StandIn | None = None
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
     """Called with what is under way, how much of it is done, and of how much."""
+    notice: Callable[[str], None] = lambda text: None
+    """Called with what the user should know before the work begins."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", resolve_device(self.device))
@@ -148,8 +161,8 @@ class Workspace:
 
     @property
     def trains(self) -> bool:
-        """Whether toy networks are trained by this run."""
-        return self.train or self.size == "full"
+        """Whether toy networks are trained by this run: asked for, or none ships for its size and data."""
+        return self.train or self.size == "full" or self.seed != 0 or self.authors is not None
 
     def shrunk(self, recipe: Any) -> Any:
         """A recipe with a tiny network and a few steps if this is a test of the paper's size; else as it is."""
@@ -162,6 +175,11 @@ class Workspace:
     def few(self, count: int) -> int:
         """So many texts, or fewer in a test of the paper's size."""
         return count if self.stand_in is None else min(count, self.stand_in.texts)
+
+    def tell_missing(self, found: int, wanted: int, what: str) -> None:
+        """Before the work begins: that there are fewer texts than the experiment wants."""
+        if found < wanted:
+            self.notice(f"{what}: {found} where {wanted} are wanted. There are no more of the right length.")
 
     def keep(self, name: str, settings: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """Something that JSON can hold: made now, or as an earlier run with the same settings made it."""
@@ -219,12 +237,17 @@ class Workspace:
     def _places(self) -> list[Path]:
         return [self.data] if self.data is not None else [Path("data"), SHARED]
 
-    def model_spec(self, small: str, large: str) -> ModelSpec:
+    def model_spec(self, large: str = LLADA) -> ModelSpec:
         """The model that the user named, or that of the size."""
         stand_in = None if self.stand_in is None else self.stand_in.model
-        name = self.model or stand_in or self.pick(small, small, large)
+        name = self.model or stand_in or self.pick(OUR_MODEL, OUR_MODEL, large)
         dtype = "float32" if self.device == "cpu" else "bfloat16"
         return ModelSpec(name, ModelOptions(device=self.device, dtype=dtype))
+
+    @property
+    def weights(self) -> float:
+        """Of the model that texts are scored by, as far as costs are told in advance."""
+        return LLADA_WEIGHTS if self.model_spec().name == LLADA else 0.0
 
 
 def _refuse(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -258,6 +281,11 @@ class Experiment(Protocol):
     """Where in the paper it is."""
     own_model: bool
     """Whether it makes its own, and takes no other."""
+    has_authors_data: bool
+    """Whether the authors' repository holds data for it."""
+
+    def check(self, workspace: Workspace) -> None:
+        """Raise `InputError` if data are missing that `run` will need."""
 
     def cost(self, workspace: Workspace) -> Cost:
         """What `run` will take, at most."""

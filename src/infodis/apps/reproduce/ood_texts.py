@@ -27,6 +27,10 @@ PAPERS = ToyRecipe(papers_network(256), papers(7_500, 32, 3e-4, weight_decay=0.0
 """The text gives steps, batch and rate; all else is of the authors' public configuration."""
 
 
+GPT_TEXT = "what GPT-4 wrote elsewhere"
+AUTHORS_TEXT = "random windows of ten sentences of a story by GPT-4, repeated (public file)"
+
+
 @dataclasses.dataclass(frozen=True)
 class OodBudget:
     """How much is scored, and how often. Forward passes: 2 main (samples + 2 evaluations) + 2 evaluations others."""
@@ -55,6 +59,10 @@ class OodTexts:
 
     names: tuple[str, str]
     """Of the true and of the main foreign ones."""
+    source: str
+    """What the main foreign ones are."""
+    letters: bool
+    """Whether all are in the letters of text8, and not as they were written."""
     true: list[Row]
     foreign: list[Row]
     others: dict[str, list[Row]]
@@ -67,17 +75,47 @@ def gather_texts(workspace: Workspace, budget: OodBudget, tokenizer: Tokenizer) 
     cut = TextCutter(budget.shape, None if isinstance(tokenizer, Characters) else tokenizer)
     if workspace.authors is not None:
         clone = AuthorsClone(workspace.authors)
-        found = _at_random(workspace, budget, cut, clone.text8(), [clone.gpt()])
+        found = _at_random(workspace, budget, cut, (clone.text8(), [clone.gpt()], AUTHORS_TEXT))
     elif workspace.size == "full":
         documents = [record["y_llm"] for record in PAIRS.get(workspace)]
-        found = _at_random(workspace, budget, cut, HELD_OUT.get(workspace), documents)
+        found = _at_random(workspace, budget, cut, (HELD_OUT.get(workspace), documents, GPT_TEXT))
     else:
         found = _evenly(workspace, budget, cut)
-    return dataclasses.replace(found, others={name: rows for name, rows in found.others.items() if len(rows) > 1})
+    for name, rows in zip(found.names, (found.true, found.foreign), strict=True):
+        workspace.tell_missing(len(rows), budget.main, f"Texts of {name}")
+    for name, rows in found.others.items():
+        workspace.tell_missing(len(rows), budget.others, f"Texts of {name}")
+    return dataclasses.replace(
+        found,
+        foreign=[cut.fit(row) for row in found.foreign],
+        others={name: [cut.fit(row) for row in rows] for name, rows in found.others.items() if len(rows) > 1},
+    )
 
 
-def _at_random(workspace: Workspace, budget: OodBudget, cut: TextCutter, text: str, documents: list[str]) -> OodTexts:
-    """Windows at random places, foreign ones as they were written if the tokenizer knows more than letters."""
+def check_texts(workspace: Workspace) -> None:
+    """Raise `InputError` if a file is missing."""
+    if workspace.authors is not None:
+        AuthorsClone(workspace.authors).text8()
+        AuthorsClone(workspace.authors).gpt()
+    elif workspace.size != "smoke":
+        HELD_OUT.get(workspace)
+        PAIRS.get(workspace)
+    if trains_papers_network(workspace):
+        for needed in (GPT2, TO_TRAIN_ON, HELD_OUT):
+            needed.get(workspace)
+
+
+def trains_papers_network(workspace: Workspace) -> bool:
+    """In the paper's size, unless another model is named."""
+    return workspace.size == "full" and workspace.model is None
+
+
+def _at_random(workspace: Workspace, budget: OodBudget, cut: TextCutter, given: tuple[str, list[str], str]) -> OodTexts:
+    """Windows at random places, foreign ones as they were written if the tokenizer knows more than letters.
+
+    Given are a text to go on with, foreign documents, and what these are.
+    """
+    text, documents, source = given
     letters = cut.tokenizer is None
     written = " ".join(documents)
     true, others = as_authors_drew(
@@ -89,17 +127,17 @@ def _at_random(workspace: Workspace, budget: OodBudget, cut: TextCutter, text: s
         plain = [{**row, "response": " " + text8_style(row["response"])} for row in others]
         more["gpt-letters"] = evenly_spaced(plain, budget.others)
     untouched = list(itertools.islice(cut.pieces(written), budget.main))
-    return OodTexts(("text8", "gpt"), true, others, more, untouched)
+    return OodTexts(("text8", "gpt"), source, letters, true, others, more, untouched)
 
 
 def _evenly(workspace: Workspace, budget: OodBudget, cut: TextCutter) -> OodTexts:
     """Windows evenly spread, none overlapping another, all in the letters of text8."""
     own: dict[str, list[Row]] = {}
     if workspace.size == "smoke":
-        names, text = ("encyclopedia", "letters"), text8_style(ENCYCLOPEDIA)
+        names, text, source = ("encyclopedia", "letters"), text8_style(ENCYCLOPEDIA), "private letters"
         documents = {f"{n}": one for n, one in enumerate(LETTERS)}
     else:
-        names, text, pairs = ("text8", "gpt"), HELD_OUT.get(workspace), PAIRS.get(workspace)
+        names, text, source, pairs = ("text8", "gpt"), HELD_OUT.get(workspace), GPT_TEXT, PAIRS.get(workspace)
         documents = {str(record["id"]): record["y_llm"] for record in pairs}
         fields = {"gpt-own": "y_llm", "human-own": "y_human"}
         own = {name: list(continuations(pairs, field, cut))[: budget.others] for name, field in fields.items()}
@@ -107,6 +145,8 @@ def _evenly(workspace: Workspace, budget: OodBudget, cut: TextCutter) -> OodText
     some = evenly_spaced(true, budget.others)
     return OodTexts(
         names,
+        source,
+        True,
         true,
         foreign(true, {name: text8_style(one) for name, one in documents.items()}, cut),
         {"shuffled": list(shuffled(some)), "elsewhere": list(elsewhere(some)), **own},

@@ -122,6 +122,16 @@ class TextCutter:
         """The first tokens of a text."""
         return self._text(self._tokens(text)[:tokens])
 
+    def fit(self, row: Row) -> Row:
+        """The row, its end cut off where prompt and response together take more tokens than the shape has.
+
+        Tokens at the joint may be others than those of the parts, and those of changed words are.
+        """
+        response = row["response"]
+        while self.count(row["prompt"] + response) > self.shape.length:
+            response = response[:-1]
+        return {**row, "response": response}
+
     def count(self, text: str) -> int:
         """Tokens of a text."""
         return len(self._tokens(text))
@@ -152,16 +162,14 @@ class TextCutter:
         return evenly_spaced(enough(good, text, self.shape), count)
 
 
-def continuations(
-    records: Sequence[Mapping[str, Any]], field: str, cut: TextCutter, *, letters: bool = True
-) -> Iterator[Row]:
+def continuations(records: Sequence[Mapping[str, Any]], field: str, cut: TextCutter) -> Iterator[Row]:
     """The end of the beginning and the start of a continuation, where both continuations are long enough.
 
-    In the letters of text8, or as they are.
+    In the letters of text8.
     """
-    style = text8_style if letters else str.strip
     for record in records:
-        prompt, started = cut.end(style(record["x"])), {f: cut.start(style(record[f])) for f in ("y_human", "y_llm")}
+        x, *both = (text8_style(record[name]) for name in ("x", "y_human", "y_llm"))
+        prompt, started = cut.end(x), dict(zip(("y_human", "y_llm"), map(cut.start, both), strict=True))
         response = started[field]
         if prompt is not None and response is not None and None not in started.values():
             yield {"id": str(record["id"]), "prompt": prompt, "response": response}

@@ -74,9 +74,9 @@ class Match:
             return "holds"
         return "holds in part" if near or together else "does not hold"
 
-    def claim(self, says: str, one: Fit, over: str, recipe: ToyRecipe, papers_tokens: int) -> Claim:
-        """A network that saw less than the paper's, and has not learned its data, says nothing about the claim."""
-        share, verdict = recipe.tokens / papers_tokens, self.verdict(one)
+    def claim(self, says: str, one: Fit, over: str, share: float) -> Claim:
+        """By a network that saw a share of the paper's tokens: with less, one that has not learned says nothing."""
+        verdict = self.verdict(one)
         if share < 1 and verdict == "does not hold":
             verdict = "undecided"
         return Claim(
@@ -93,17 +93,22 @@ def training_tokens(workspace: Workspace, recipe: ToyRecipe) -> int:
     return recipe.tokens if workspace.trains else 0
 
 
-def training_settings(recipe: ToyRecipe, steps: int, batch: int, rate: float) -> list[tuple[str, object, object]]:
+def training_settings(recipe: ToyRecipe, papers: ToyRecipe) -> list[tuple[str, str, str]]:
     """Those of the paper and of its authors' public configuration beside ours."""
+    ours, theirs = _training(recipe), _training(papers)
+    return [(name, theirs[name], ours[name]) for name in theirs]
+
+
+def _training(recipe: ToyRecipe) -> dict[str, str]:
     optim, shape = recipe.optim, recipe.model.shape
-    return [
-        ("network", "8 blocks of 256, 8 heads", f"{shape.blocks} blocks of {shape.width}, {shape.heads} heads"),
-        ("loss", "lambda-dce", optim.loss),
-        ("steps x windows", f"{steps:,} x {batch:,}", f"{optim.steps:,} x {optim.batch:,}"),
-        ("learning rate", f"{rate:g}", f"{optim.learning_rate:g}, {'constant' if optim.final_rate == 1 else 'to 0'}"),
-        ("warm-up, averaging", "2,500, 0.9999", f"{optim.warmup:,}, {optim.ema:g}"),
-        ("dropout, weight decay", "0.02, 0 or 0.01", f"{shape.dropout:g}, {optim.weight_decay:g}"),
-    ]
+    return {
+        "network": f"{shape.blocks} blocks of {shape.width}, {shape.heads} heads",
+        "loss": optim.loss,
+        "steps x windows": f"{optim.steps:,} x {optim.batch:,}",
+        "learning rate": f"{optim.learning_rate:g}, {'constant' if optim.final_rate == 1 else 'to 0'}",
+        "warm-up, averaging": f"{optim.warmup:,}, {optim.ema:g}",
+        "dropout, weight decay": f"{shape.dropout:g}, {optim.weight_decay:g}",
+    }
 
 
 def origin(workspace: Workspace, *names: str) -> str:
@@ -122,6 +127,16 @@ def learned(one: Fit) -> str:
     share = Measured.ratio((nothing - one.found).tolist(), (nothing - one.true).tolist())
     percent = Measured(100 * share.value, 100 * share.standard_error)
     return f"the network has learned {percent} % of what there is to know beyond four letters"
+
+
+def why_errors(network: Fit, exact: Fit, whose: str = "the true conditionals") -> str:
+    """What errors are made of: what a network has not learned, what is left to chance, and what the estimator adds."""
+    return (
+        f"An error has three parts. The choice of masks: {network.noise:.2g} nats (root mean square of the standard "
+        f"errors) of {network.mean}. The estimator: with {whose} in the network's place, the same estimator is off by "
+        f"{float(exact.distance.mean()):.1g} nats. The network: the rest. {learned(network).capitalize()}, and what it "
+        "has not learned stays whatever the estimator."
+    )
 
 
 def draws_claim(draws: int, paper: Fit, exact: Fit) -> Claim:

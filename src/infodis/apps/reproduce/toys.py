@@ -16,7 +16,6 @@ from jaxtyping import Float64, UInt8
 from torch import Tensor
 
 from infodis.apps.reproduce.experiment import Workspace
-from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
 from infodis.files import atomic_file
 from infodis.item import Item
@@ -25,7 +24,7 @@ from infodis.models.model import Model
 from infodis.oracle import MarkovChain, Oracle
 from infodis.predictor import Predictor
 from infodis.result import Measured, jackknife
-from infodis.rng import stream, uniforms
+from infodis.rng import key, stream, uniforms
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
 Numbers = Float64[Tensor, " items"]
@@ -140,14 +139,9 @@ def _save(path: Path, oracle: Oracle, count: int, length: int, generator: torch.
 
 
 def shipped_or_trained(workspace: Workspace, name: str, oracle: Oracle, recipe: ToyRecipe) -> Model:
-    """The checkpoint that ships for seed 0; or, where training is asked for, one that is trained here and now."""
+    """The checkpoint that ships; where none ships for the data, or training is asked for, one of this run."""
     if workspace.trains:
         return trained(workspace, name, oracle, recipe)
-    if workspace.seed != 0 or workspace.authors is not None:
-        raise InputError(
-            f"The checkpoint {name} ships for our data of seed 0; got seed {workspace.seed}"
-            f"{'' if workspace.authors is None else ' and data of the authors'}. Add --train to train another one."
-        )
     return load(name, device=workspace.device)
 
 
@@ -213,14 +207,18 @@ def fit(
 ) -> Fit:
     """Estimate every item, a few at a time, and look up what is true."""
 
-    def score(key: str) -> list[tuple[float, float, int]]:
-        some = items[int(key) : int(key) + BATCH]
+    def score(start: str) -> list[tuple[float, float, int]]:
+        some = items[int(start) : int(start) + BATCH]
         found = estimate_items(model, some, request, seed=workspace.seed)
         return [(one.value, one.standard_error, one.evaluations) for one in found]
 
-    settings = {"items": len(items), "request": repr(request), "size": workspace.size, "trains": workspace.trains}
-    keys = [str(start) for start in range(0, len(items), BATCH)]
-    found = [row for rows in workspace.keep_each(name, settings, keys, score) for row in rows]
+    settings = {
+        "items": key(*(token for item in items for token in item.tokens.tolist())),
+        "request": repr(request),
+        "model": model.fingerprint if isinstance(model, Model) else type(model).__name__,
+    }
+    starts = [str(start) for start in range(0, len(items), BATCH)]
+    found = [row for rows in workspace.keep_each(name, settings, starts, score) for row in rows]
     values, errors, spent = torch.tensor(found, dtype=torch.float64).T
     true = [-oracle.log_prob(item.tokens, target=item.target.tolist(), context=item.context.tolist()) for item in items]
     letters = items[0].target.numel()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from infodis import figures
 from infodis.apps.reproduce.data import PIQA, TRIPLETS, DataFile, Rows
-from infodis.apps.reproduce.experiment import Workspace
+from infodis.apps.reproduce.experiment import Cost, Workspace
 from infodis.errors import InputError
 from infodis.figures import Figure
 from infodis.item import Item
@@ -18,11 +19,10 @@ from infodis.models.tokenizers import ALPHABETS, Characters, text8_style
 from infodis.result import Measured
 from infodis.rng import key, stream
 
-MODEL, PAPERS_MODEL = "text8-tiny", "GSAI-ML/LLaDA-8B-Instruct"
 LONGEST = 4096
 """Tokens of a window, for models that do not say how long their rows are."""
-TYPICAL, WEIGHTS = 160, 8e9
-"""Tokens of a row of such texts, by a generous guess, and weights of the paper's model: for costs told in advance."""
+TYPICAL = 160
+"""Tokens of a row of such texts, by a generous guess: for costs told in advance."""
 ROOM = 32
 """Tokens of a window that are left to the prompt, at least."""
 
@@ -114,7 +114,7 @@ class ResponseReader:
 
     @functools.cached_property
     def model(self) -> Model:
-        return self.workspace.model_spec(MODEL, PAPERS_MODEL).load()
+        return self.workspace.model_spec().load()
 
     @property
     def window(self) -> int:
@@ -157,6 +157,28 @@ def in_text8_letters(model: Model) -> bool:
 
 def _spelled(model: Model, text: str) -> str:
     return text8_style(text) if in_text8_letters(model) else text
+
+
+def cost_of(workspace: Workspace, passes: int) -> Cost:
+    """Of so many forward passes on such texts."""
+    return Cost(passes, passes * TYPICAL, weights=workspace.weights)
+
+
+def passes_of(made: Mapping[Any, Mapping[str, Any]]) -> int:
+    """Forward passes of all cells of a table."""
+    return sum(int(one["evaluations"]) for one in made.values())
+
+
+def off_by(found: Sequence[float], printed: Sequence[float]) -> float:
+    """The factor by which numbers miss others, in the root mean square of logarithms; infinite if one is not positive.
+
+    >>> off_by([2.0, 8.0], [4.0, 4.0])
+    2.0
+    """
+    if min(found) <= 0:
+        return math.inf
+    squares = [math.log(one / other) ** 2 for one, other in zip(found, printed, strict=True)]
+    return math.exp(math.sqrt(math.fsum(squares) / len(squares)))
 
 
 def sample_variance(values: Sequence[float]) -> float:

@@ -9,11 +9,12 @@ from infodis.apps.bench.experiments import DESIGNS
 from infodis.apps.bench.moments import Moments, law
 from infodis.apps.report import values
 from infodis.apps.reproduce.data import ARC, HELLASWAG, PIQA
-from infodis.apps.reproduce.experiment import Workspace, settings_table
+from infodis.apps.reproduce.experiment import Workspace, name_of, settings_table
 from infodis.apps.reproduce.triplets import (
     ResponseReader,
     Triplet,
     choose_fitting,
+    passes_of,
     questions,
     repeat_names,
     sample_variance,
@@ -58,7 +59,7 @@ CHOICES = {
     "orders-antithetic": "Orders, antithetic",
     "tiled-neighbours": CONTROLLED,
 }
-"""Designs by the names that --designs takes. The default of infodis is always run."""
+"""Designs by the names that --designs takes, to be run repeatedly. The default of infodis always is."""
 
 Place = tuple[str, str, int]
 """Data set or problem, design and rows."""
@@ -102,8 +103,8 @@ class TextVariances:
     Designs whose rows are independent given their sizes have variances that follow from moments by size, at any budget;
     `Pairs` are independent of each other, so the variance of one budget gives that of another. The default, which plans
     all its rows together, is run repeatedly, and so is the time integral, by the paper's protocol: from level 0, where
-    its variance is infinite, so that its moments are taken from a level above. The full size runs every design that
-    --designs names.
+    its variance is infinite, so that its moments are taken from a level above. What --designs names is run too; the
+    full size runs every design, unless it says which.
     """
 
     workspace: Workspace
@@ -125,7 +126,7 @@ class TextVariances:
 
     def wanted(self, rows: int) -> list[str]:
         """Designs that are run repeatedly with so many rows."""
-        if self.workspace.size == "full":
+        if self.workspace.size == "full" or self.workspace.designs:
             return [OURS, *chosen_designs(self.workspace.designs)]
         return [OURS, RUN] if rows == next(iter(self.repeats)) else [OURS]
 
@@ -136,12 +137,28 @@ class TextVariances:
     @property
     def about(self) -> str:
         repeats = ", ".join(f"{count} at {rows}" for rows, count in self.repeats.items())
-        source = "built-in questions" if self.workspace.size == "smoke" else ", ".join(self.data)
+        source = ", ".join(f"{len(some)} of {data}" for data, some in self.kept.items())
+        if self.workspace.size == "smoke":
+            source = "built-in ones"
         return (
-            f"Texts: {self.count} random questions each of {source} under {self.reader.model.name}, the prompt's end "
-            f"and the response 'Correct: ... | Incorrect: ...' in windows of {self.reader.window} tokens; questions "
-            f"with longer responses are left out. Repeats by rows: {repeats}."
+            f"Texts: random questions ({source}) under {name_of(self.reader.model)}, the prompt's end and the response "
+            f"'Correct: ... | Incorrect: ...' in windows of {self.reader.window} tokens; questions with longer "
+            f"responses are left out. Repeats by rows: {repeats}."
         )
+
+    @functools.cached_property
+    def kept(self) -> dict[str, list[Triplet]]:
+        """Random questions of every data set that fit the window."""
+        found = {}
+        for data in self.data:
+            found[data] = choose_fitting(
+                questions(self.workspace, DATA[data]),
+                lambda one: self.reader.fits(one.prompt, one.both),
+                count=self.count,
+                seed=self.workspace.seed,
+            )
+            self.workspace.tell_missing(len(found[data]), self.count, f"Questions of {data}")
+        return found
 
     def variances(self) -> dict[Place, list[float]]:
         """By data set, design and rows, one for every text."""
@@ -155,7 +172,7 @@ class TextVariances:
     @property
     def spent(self) -> int:
         """Forward passes."""
-        return sum(int(made["evaluations"]) for made in self._made.values())
+        return passes_of(self._made)
 
     @functools.cached_property
     def _made(self) -> dict[TextCell, dict[str, Any]]:
@@ -172,21 +189,13 @@ class TextVariances:
 
     def _cells(self) -> Iterator[TextCell]:
         """Data set, text, design and rows of every piece of work; without rows, moments by size."""
-        for data in self.data:
-            found = questions(self.workspace, DATA[data])
-            kept = choose_fitting(
-                found,
-                lambda one: self.reader.fits(one.prompt, one.both),
-                count=self.count,
-                seed=self.workspace.seed,
-            )
-            for text in kept:
-                yield data, text, "by size", 0
-                first = next(iter(self.repeats))
-                if PAIRS not in self.wanted(first):
-                    yield data, text, PAIRS, 0
-                for rows in self.repeats:
-                    yield from ((data, text, name, rows) for name in self._repeated(text, rows))
+        first = next(iter(self.repeats))
+        for data, text in ((data, text) for data, some in self.kept.items() for text in some):
+            yield data, text, "by size", 0
+            if PAIRS not in self.wanted(first):
+                yield data, text, PAIRS, 0
+            for rows in self.repeats:
+                yield from ((data, text, name, rows) for name in self._repeated(text, rows))
 
     def _repeated(self, text: Triplet, rows: int) -> list[str]:
         length = self.reader.read(text.prompt, text.both).target.numel()
@@ -241,10 +250,9 @@ class TextVariances:
         repeats = ", ".join(f"{count} at {rows}" for rows, count in self.repeats.items())
         return settings_table(
             [
-                ("model", "LLaDA-8B", self.reader.model.name),
-                ("texts of each data set", "30", str(self.count)),
+                ("model", "LLaDA-8B", name_of(self.reader.model)),
+                ("texts of each data set", "30, 30, 30", ", ".join(str(len(some)) for some in self.kept.values())),
                 ("repeats", "15 at 128, 15 at 256, 15 at 512", repeats),
                 ("longest row", "not given", f"{self.reader.window} tokens"),
-                ("response", "Correct: ... | Incorrect: ...", "Correct: ... | Incorrect: ..."),
             ]
         )

@@ -32,7 +32,9 @@ def write_result(experiment: Experiment, result: ExperimentResult, workspace: Wo
         "size": workspace.size,
         "seed": workspace.seed,
         "infodis": __version__,
+        "about": result.about,
         "claims": [dataclasses.asdict(claim) for claim in result.claims],
+        "why": result.why,
         "numbers": dict(result.numbers),
     }
     result_text(workspace.directory / "outcome.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -44,7 +46,7 @@ def write_result(experiment: Experiment, result: ExperimentResult, workspace: Wo
 def _page(experiment: Experiment, result: ExperimentResult, workspace: Workspace) -> Report:
     return Report(
         title=experiment.title,
-        about=f"{experiment.paper} of the paper. {result.about}",
+        about=f"{experiment.paper} of the paper. {result.about} {result.why}",
         findings=tuple(
             ReportFinding(f"The paper: {claim.paper} Here: {claim.found}", warning=claim.verdict == "does not hold")
             for claim in result.claims
@@ -109,7 +111,9 @@ def write_document(done: Sequence[Done], path: Path, *, order: Sequence[str]) ->
 
 _HEAD = """# The paper, reproduced
 
-Written by `infodis reproduce NAME --document FILE`, every section from its own run. No number was typed by hand.
+A section for each experiment: what the paper claims, the number that came out with its error, a verdict, and why. All
+of it is written by `infodis reproduce NAME --document docs/reproduction.md`. Every section names the version that it
+was measured with, and the weights where texts are scored: one of an older version was not run again since.
 
 `infodis reproduce all` runs everything, in the size of a laptop with two cores; `--full` is the paper's own size
 (`--dry-run` says what it takes), `--smoke` shows that it runs. Rerun a killed command to resume. Texts that cannot be
@@ -118,7 +122,12 @@ shipped are taken from `--data DIR`, from `data`, or fetched from the Hugging Fa
 
 Toy networks are trained plainly: random weights, drawn letters, AdamW, one loss. In the size of a laptop those that
 ship are scored, and `--train` repeats their training. `--authors DIR` takes the data of the authors' own repository
-(`git clone https://github.com/Dongjae0324/infodis DIR`); nothing of it is shipped."""
+(`git clone https://github.com/Dongjae0324/infodis DIR`); nothing of it is shipped, and networks are trained on it.
+
+To renew a section after a change of weights, run its command with `--out` at a new place, so that nothing is taken
+from before, and `--document docs/reproduction.md`. `text8-tiny` is asked by variance-time-free, variance-ratio,
+ood-text8 and audit-llada, `dna-list` by dna-unconditional, `dna-chain` by dna-conditional; the others ask none that
+ships."""
 _MARK = "<!-- experiment: {} -->\n\n"
 
 
@@ -140,6 +149,7 @@ def _section(experiment: Experiment, result: ExperimentResult, workspace: Worksp
         f"`{_command(experiment, workspace)}` ({_told(result, workspace)}) · {experiment.paper}",
         result.about,
         markdown(_claims(result)),
+        f"**Why.** {result.why}",
         *(f"### {table.title}\n\n{markdown(table)}" for table in result.tables),
         *(_picture(experiment, figure) for figure in result.figures),
     ]
@@ -150,12 +160,15 @@ def _command(experiment: Experiment, workspace: Workspace) -> str:
     words = ["infodis reproduce", experiment.name, *(["--full"] if workspace.size == "full" else [])]
     words += ["--train"] if workspace.train else []
     words += ["--authors DIR"] if workspace.authors is not None else []
+    words += [f"--model {workspace.model}"] if workspace.model is not None else []
+    words += [f"--designs {','.join(workspace.designs)}"] if workspace.designs else []
+    words += [f"--seed {workspace.seed}"] if workspace.seed else []
     return " ".join(words)
 
 
 def _told(result: ExperimentResult, workspace: Workspace) -> str:
     time = "" if result.minutes is None else f", {result.minutes:.1f} minutes"
-    return f"{workspace.size}, seed {workspace.seed}{time}"
+    return f"{workspace.size}, seed {workspace.seed}, infodis {__version__}{time}"
 
 
 def _picture(experiment: Experiment, figure: Figure) -> str:
