@@ -56,9 +56,9 @@ def log_likelihood(
     (True, True)
     """
     if not isinstance(micro_batch, int) or micro_batch < 1:
-        raise InputError(f"micro_batch must be a whole number of rows per forward pass, at least 1; got {micro_batch!r}.")
+        raise InputError(f"micro_batch must be a whole number of rows, at least 1, got {micro_batch!r}. Try 16.")
     if not isinstance(plan, MaskPlan):
-        raise InputError(f"The second argument must be a plan, got a {type(plan).__name__}. Make one: draw_plan(model, rows).")
+        raise InputError(f"The second argument must be a plan, got a {type(plan).__name__}. Draw one by draw_plan.")
     plan.check_model(model)
     found = _weighted(plan, _surprisals(model, plan, micro_batch, checkpoint=checkpoint))
     found = found if per_replicate else found.mean(1)

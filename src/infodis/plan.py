@@ -25,7 +25,7 @@ from infodis.blocks import BlockLayout, blocks_of
 from infodis.design import LONGEST_ENUMERATION, Dealt, Enumerate, MaskDesign, key_count, numbers_of
 from infodis.errors import InputError
 from infodis.files import atomic_file
-from infodis.item import Item, Tokens, Vocabulary, check_items, check_is_predictor, read_items
+from infodis.item import Item, Tokens, Vocabulary, check_is_predictor, check_items, read_items
 from infodis.rng import check_seed
 
 NEITHER, CONTEXT, TARGET, PADDING = range(4)

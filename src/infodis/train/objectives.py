@@ -243,7 +243,8 @@ def upper_log_p(order_log_p: Float[Tensor, "sequences orders"]) -> PerSequence:
 
 def _moved(log_p: Tensor, reference_log_p: Tensor) -> Tensor:
     """By how much the policy has moved; both must come from the same sequences and replicates."""
-    shapes = [list(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in (log_p, reference_log_p)]
+    both = log_p, reference_log_p
+    shapes = [list(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in both]
     if shapes[0] != shapes[1] or not isinstance(log_p, Tensor) or log_p.ndim not in (1, 2) or not len(log_p):
         raise InputError(
             "Log-likelihoods of policy and reference must have one shape, [sequences] or [sequences, replicates]; got "
