@@ -63,13 +63,14 @@ def chain(texts: int, length: int) -> list[TabulatedBlocks]:
 
 
 def noise(texts: int, length: int, size: int = 4) -> list[TabulatedBlocks]:
-    """Exponential surprisals, all independent of each other."""
-    item, masked = Item.read(torch.arange(length) % 4), torch.arange(2**size).unsqueeze(1) >> torch.arange(size) & 1
-    generator, shape = stream(0, "noise"), (2**size, size)
-    tables = [
-        [-uniforms(*shape, generator=generator).log() * masked for _ in range(length // size)] for _ in range(texts)
-    ]
-    return [TabulatedBlocks(item, 4, 4, BlockLayout(size), tuple(some)) for some in tables]
+    """Exponential surprisals, all independent of each other, of random texts."""
+    masked, found = torch.arange(2**size).unsqueeze(1) >> torch.arange(size) & 1, []
+    for text in range(texts):
+        generator = stream(0, "noise", text)
+        item = Item.read((4 * uniforms(length, generator=generator)).long())
+        drawn = uniforms(length // size, 2**size, size, generator=generator)
+        found.append(TabulatedBlocks(item, 4, 4, BlockLayout(size), tuple(-drawn.log() * masked)))
+    return found
 
 
 def errors(tables: Iterable[TabulatedBlocks], request: Request, runs: int) -> tuple[torch.Tensor, float, float]:
