@@ -56,7 +56,7 @@ def log_likelihood(
     (True, True)
     """
     if not isinstance(micro_batch, int) or micro_batch < 1:
-        raise InputError(f"micro_batch must be a whole number of rows, at least 1, got {micro_batch!r}. Try 16.")
+        raise InputError(f"micro_batch must be at least 1, a whole number of rows, got {micro_batch!r}. Try 16.")
     if not isinstance(plan, MaskPlan):
         raise InputError(f"The second argument must be a plan, got a {type(plan).__name__}. Draw one by draw_plan.")
     plan.check_model(model)

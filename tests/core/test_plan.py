@@ -214,7 +214,7 @@ MISTAKES = {
     "draw_plan(chain, rows, design='tiled')": "design must be a value like Dealt(), got 'tiled'",
     "log_likelihood('text8-tiny', plan)": "Load it once: model = infodis.load('text8-tiny')",
     "log_likelihood(chain, rows)": "The second argument must be a plan, got a list",
-    "log_likelihood(chain, plan, micro_batch='16')": "micro_batch must be a whole number",
+    "log_likelihood(chain, plan, micro_batch='16')": "micro_batch must be at least 1, a whole number",
     "dpo_loss([-1.0, -2.0], [-1.0, -2.0])": "must have one shape, [sequences] or [sequences, replicates]; got list and",
     "dpo_loss(zeros(0), zeros(0))": "got [0] and [0]",
     "dpo_loss(zeros(2), zeros(2), beta=-1)": "beta must be a positive number, got -1",
