@@ -221,7 +221,7 @@ MISTAKES = {
     "ipo_loss(zeros(2), zeros(2), beta=0)": "beta must be a positive number, got 0",
     "kto_loss(zeros(2), zeros(2), [True])": "desirable must have one number for each of the 2 sequences",
     "grpo_loss(zeros(2), zeros(2), zeros(3))": "advantage must have one number for each of the 2 sequences",
-    "grpo_loss(zeros(2), zeros(2), zeros(2), clip=-1)": "clip must be how far a ratio may be below 1",
+    "grpo_loss(zeros(2), zeros(2), zeros(2), clip=-1)": "clip must be how far a ratio may be below 1 and above",
     "sandwich_loss(zeros(2), zeros(2))": "at least four orders of every sequence",
 }
 

@@ -173,8 +173,8 @@ def grpo_loss(
     -1.1
     """
     below, above = clip if isinstance(clip, tuple) else (clip, clip)
-    if not (0 <= below <= 1 and above >= 0):
-        raise InputError(f"clip must be how far a ratio may be below 1 (at most 1) and above, got {clip}. Try 0.2.")
+    if below < 0 or above < 0:
+        raise InputError(f"clip must be how far a ratio may be below 1 and above, not negative, got {clip}. Try 0.2.")
     moved = _moved(log_p, old_log_p)
     if lengths is not None:
         moved = moved / _one_each(lengths, len(moved), "lengths").to(moved.device).reshape(-1, *[1] * (moved.ndim - 1))
