@@ -2,8 +2,9 @@
 
     python benchmarks/block_designs.py [--data data/text8_valid.txt.gz] [--texts 8] [--runs 200]
 
-Two models: text8-block4 on held-out text, and a Markov chain in blocks of eight whose conditionals disagree a little,
-as those of a network do. Everything that they say about a text is tabulated once, so the exact answer is known (all
+Three models: text8-block4 on held-out text; surprisals in blocks of four that are drawn at random, so that conditionals
+disagree as much as can be; and a Markov chain in blocks of eight whose conditionals disagree a little, as those of a
+network do. Everything that they say about a text is tabulated once, so the exact answer is known (all
 masks of every block: 15 passes for blocks of four, 255 for eight) and runs cost next to nothing. For each design and
 number of forward passes: the mean squared error in nats squared with its standard error, how many times that is above
 the best with as many passes, the bias in standard errors, and how often 95 % intervals hold the exact answer.
@@ -23,7 +24,7 @@ from infodis.estimate import Request, estimate_items
 from infodis.item import Item
 from infodis.oracle import MarkovChain
 from infodis.result import Measured
-from infodis.rng import key, stream
+from infodis.rng import key, stream, uniforms
 from infodis.testing import Blockwise, Perturbed, TabulatedBlocks
 
 DESIGNS = {
@@ -42,6 +43,10 @@ DESIGNS = {
 }
 
 
+BUDGETS = (4, 8, 10, 13)
+"""With blocks of four; 15 passes would hold all masks."""
+
+
 def text8(file: str, texts: int, length: int) -> list[TabulatedBlocks]:
     model = infodis.load("text8-block4")
     with gzip.open(file, "rt") as opened:
@@ -55,6 +60,17 @@ def chain(texts: int, length: int) -> list[TabulatedBlocks]:
     network = Blockwise(Perturbed(exact, scale=0.2), BlockLayout(8))
     rows = exact.sample(texts, length=length, generator=stream(0, "block designs"))
     return [TabulatedBlocks.of(network, Item.read(row)) for row in rows]
+
+
+def noise(texts: int, length: int, size: int = 4) -> list[TabulatedBlocks]:
+    """Exponential surprisals, all independent of each other, of random texts."""
+    masked, found = torch.arange(2**size).unsqueeze(1) >> torch.arange(size) & 1, []
+    for text in range(texts):
+        generator = stream(0, "noise", text)
+        item = Item.read((4 * uniforms(length, generator=generator)).long())
+        drawn = uniforms(length // size, 2**size, size, generator=generator)
+        found.append(TabulatedBlocks(item, 4, 4, BlockLayout(size), tuple(-drawn.log() * masked)))
+    return found
 
 
 def errors(tables: Iterable[TabulatedBlocks], request: Request, runs: int) -> tuple[torch.Tensor, float, float]:
@@ -98,7 +114,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     options = parser.parse_args()
     about = f"{options.texts} texts of {options.length} tokens, {options.runs} runs each"
-    compare(f"text8-block4: {about}", text8(options.data, options.texts, options.length), (4, 8, 12), options.runs)
+    compare(f"text8-block4: {about}", text8(options.data, options.texts, options.length), BUDGETS, options.runs)
+    compare(f"Random surprisals: {about}", noise(options.texts, options.length), BUDGETS, options.runs)
     compare(f"Chain in blocks of 8: {about}", chain(options.texts, options.length), (16, 32, 64, 128), options.runs)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
+from infodis.control import FEWEST_PARTS
 from infodis.design import (
     LONGEST_ENUMERATION,
     Enumerate,
@@ -38,6 +39,9 @@ LEAVES = 7
 FEWEST_ROWS = 16
 """Below which there is no pilot: its four rows would be missed more than its advice is worth."""
 
+LONGEST_BLIND = 4
+"""Tokens of blocks in which orders are taken without a pilot: in blocks of six, `Tiled` is as good."""
+
 TYPICAL = 0.5
 """Variance of `Tiled` with its control, times rows, per token, where a token has eight rows: in nats squared."""
 
@@ -61,7 +65,9 @@ class Auto(MaskDesign):
     count towards the budget. Only where that leaves `Orders` less than two orders, the pilot comes on top, by at most
     four rows.
 
-    On a block diffusion model it draws in every block by itself, see `Blocks`.
+    On a block diffusion model it draws in every block by itself, see `Blocks`. With too few rows for all masks of
+    blocks of four, it takes `Orders` without a pilot: with the control `Evened` they vary less whether conditionals
+    agree or not. That needs four blocks or more.
 
     >>> import infodis
     >>> from infodis.oracle import MarkovChain
@@ -116,7 +122,10 @@ class Auto(MaskDesign):
         """Of several pilots at once, the mean of what they saw decides."""
         spent = surprisal.shape[-2]
         if spent == 0:
-            return self._blind(length, rows), rows
+            blind, parts = self._blind(length, rows), math.prod(surprisal.shape[:-2])
+            few = precision is None and Orders().smallest(length) <= rows < 2**length - 1
+            evened = few and length <= LONGEST_BLIND and parts >= FEWEST_PARTS
+            return (Orders() if evened else blind), rows
         left = max(rows - spent, Orders().smallest(length))
         pairs = 0 if precision is not None else (left - 1) // (2 * (length - 1))
         orders = Orders(antithetic=pairs >= 8)  # a few pairs leave too many rows over

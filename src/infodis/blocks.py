@@ -59,6 +59,14 @@ class BlockLayout:
         last = numbers.where(masked, torch.iinfo(numbers.dtype).min).amax(-1, keepdim=True)
         return (numbers <= last).sum(-1).clamp(min=1)
 
+    def divides(self, other: "BlockLayout | None") -> bool:
+        """Whether each of these blocks lies inside one of the others; None is one block of all that there is.
+
+        >>> BlockLayout(2).divides(BlockLayout(4)), BlockLayout(4).divides(BlockLayout(2)), BlockLayout(4).divides(None)
+        (True, False, True)
+        """
+        return other is None or self.size == 1 or (self.origin == other.origin and other.size % self.size == 0)
+
     def check(self, target: Int[Tensor, " target"], context: Int[Tensor, " context"], *, length: int) -> None:
         """Raise `InputError` unless the context lies before the target, and no position is in neither."""
         if target.numel() + context.numel() < length:

@@ -327,6 +327,54 @@ def _map(
     return torch.where(there, place, len(target))
 
 
+@dataclasses.dataclass(frozen=True)
+class Evened(Control):
+    """For reveal orders that are drawn in many blocks: what else the same rows say, as far as that varies less.
+
+    An order looks at the token that is revealed next. The mean over all tokens that its row masks has the same
+    expectation, so any share beta of the difference may be added [eq:evened]. Conditionals that agree want none of it:
+    along an order their sum hardly varies. Those that disagree want all of it. Beta is what varies least in other
+    blocks, which were drawn independently: the estimate stays unbiased. `nll` takes this control by itself.
+    """
+
+    def on(self, predictor: Predictor) -> "Evened":
+        return self
+
+    @property
+    def regression(self) -> None:
+        return None
+
+
+FEWEST_PARTS = 4
+"""With fewer blocks too little is known about beta: intervals would hold too seldom."""
+
+
+def evened(
+    masked: Bool[Tensor, "items rows length"],
+    weight: Float64[Tensor, "items rows length"],
+    surprisal: Float64[Tensor, "items rows length"],
+    *,
+    rows: int,
+    first: int,
+    parts: tuple[int, ...],
+) -> Float64[Tensor, "items replicates length"]:
+    """What positions add to replicates of so many rows, with a share beta of the weights spread over their masks.
+
+    Beta for every other block comes from the blocks between them, in the first replicates. It lies between 0 and 1.
+    """
+    totals, sizes = ([part.sum(-1, keepdim=True) for part in every.split(parts, -1)] for every in (weight, masked))
+    each = [(total / size.clamp(min=1)).expand(-1, -1, n) for total, size, n in zip(totals, sizes, parts, strict=True)]
+    spread = masked * torch.cat(each, -1)
+    value, change = (((w * surprisal).unflatten(1, (-1, rows)).sum(2)) for w in (weight, spread - weight))
+    sums = [torch.stack([part.sum(-1) for part in each[:, :first].split(parts, -1)], -1) for each in (value, change)]
+    off, moved = (one - one.mean(1, keepdim=True) for one in sums)
+    covariance, variance = ((one * moved).sum(1) for one in (off, moved))
+    other = torch.arange(len(parts)).unsqueeze(0) % 2 != torch.arange(len(parts)).unsqueeze(1) % 2
+    against, size = (part @ other.double() for part in (covariance, variance))
+    beta = (-against / size.clamp(min=torch.finfo(size.dtype).tiny)).clamp(0.0, 1.0)
+    return value + beta.repeat_interleave(torch.tensor(parts), dim=1).unsqueeze(1) * change  # [eq:evened]
+
+
 def fold_bounds(replicates: int, rows: int) -> list[tuple[int, int]]:
     """Where the rows of each fold begin and end: folds are blocks of whole replicates."""
     folds = min(replicates, FOLDS)

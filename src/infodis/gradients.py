@@ -55,9 +55,11 @@ def log_likelihood(
     >>> bool(log_p[0] > log_p[1]), log_p.requires_grad
     (True, True)
     """
-    if micro_batch < 1:
-        raise InputError(f"micro_batch must be at least 1 row per forward pass, got {micro_batch}.")
-    plan.check_vocabulary(model)
+    if not isinstance(micro_batch, int) or micro_batch < 1:
+        raise InputError(f"micro_batch must be at least 1, a whole number of rows, got {micro_batch!r}. Try 16.")
+    if not isinstance(plan, MaskPlan):
+        raise InputError(f"The second argument must be a plan, got a {type(plan).__name__}. Draw one by draw_plan.")
+    plan.check_model(model)
     found = _weighted(plan, _surprisals(model, plan, micro_batch, checkpoint=checkpoint))
     found = found if per_replicate else found.mean(1)
     return found if per_token else found.sum(-1)

@@ -201,7 +201,7 @@ def read_items(
     context: Positions | Sequence[Positions] | None = None,
 ) -> tuple[list[Item], bool]:
     """Items from one sequence or many, and whether it was one. Text is read by the predictor, token ids stay."""
-    _check_predictor(predictor)
+    check_is_predictor(predictor)
     sequences, single = list_sequences(tokens)
     count = len(sequences)
     places = (_one_for_each(sets, count, name) for sets, name in ((target, "target"), (context, "context")))
@@ -230,7 +230,8 @@ def read_item(
     return items[0]
 
 
-def _check_predictor(predictor: object) -> None:
+def check_is_predictor(predictor: object) -> None:
+    """Raise `InputError` for what is no predictor, with the line to type for a name or a module."""
     if isinstance(predictor, Vocabulary):
         return
     what = f"the text {predictor!r}" if isinstance(predictor, str) else f"a {type(predictor).__name__}"

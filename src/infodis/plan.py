@@ -25,7 +25,7 @@ from infodis.blocks import BlockLayout, blocks_of
 from infodis.design import LONGEST_ENUMERATION, Dealt, Enumerate, MaskDesign, key_count, numbers_of
 from infodis.errors import InputError
 from infodis.files import atomic_file
-from infodis.item import Item, Tokens, Vocabulary, check_items, read_items
+from infodis.item import Item, Tokens, Vocabulary, check_is_predictor, check_items, read_items
 from infodis.rng import check_seed
 
 NEITHER, CONTEXT, TARGET, PADDING = range(4)
@@ -56,9 +56,17 @@ class PlanSettings:
 
     vocab_size: int
     mask_token: int
+    blocks: BlockLayout | None
+    """In which masks were drawn, each by itself; None for masks of whole targets."""
     design: str
     seed: int
     step: int
+
+    @staticmethod
+    def read(settings: dict[str, Any]) -> "PlanSettings":
+        """What `dataclasses.asdict` made of some."""
+        blocks = settings["blocks"]
+        return PlanSettings(**settings | {"blocks": None if blocks is None else BlockLayout(**blocks)})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -190,14 +198,27 @@ class MaskPlan:
         noisy = torch.where(hidden, self.settings.mask_token, self.tokens.unsqueeze(1))
         return PlanTensors(noisy, masked, weight, self.tokens, visible)
 
-    def check_vocabulary(self, predictor: Vocabulary) -> None:
-        """Raise `InputError` if the plan was drawn for other tokens than the predictor's."""
+    def check_model(self, predictor: Vocabulary) -> None:
+        """Raise `InputError` for a model of other tokens or larger blocks than those that the plan was drawn for.
+
+        Masks that were drawn in blocks have the right law inside them, and inside parts of them, alone.
+        """
+        check_is_predictor(predictor)
         drawn, found = self.settings.vocab_size, predictor.vocab_size
         if drawn != found:
             raise InputError(
                 f"A plan must be evaluated with the tokens that it was drawn for: {drawn} of them, got a model with "
                 f"{found}. Draw a plan for this model, or load the right one."
             )
+        ours, its = self.settings.blocks, blocks_of(predictor)
+        if ours is not None and (its is None or not its.divides(ours)):
+            raise InputError(
+                f"Masks that were drawn in blocks are wrong outside of them: this plan was drawn in {ours}, got a "
+                f"model {'that sees whole rows' if its is None else f'of {its}'}. Draw the plan for the model that has "
+                "the larger blocks, or sees whole rows: it serves both."
+            )
+        if its is not None and ours != its:
+            check_items(predictor, self.items)
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file of safetensors, to be replayed by `MaskPlan.load`: by another process, or later."""
@@ -215,7 +236,7 @@ class MaskPlan:
         try:
             with safe_open(path, framework="pt") as file:
                 about, state = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-            plan = _restored(state, PlanSettings(**json.loads(about["settings"])))
+            plan = _restored(state, PlanSettings.read(json.loads(about["settings"])))
             whole = plan.fingerprint == about["fingerprint"]
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
             raise InputError(f"A saved plan must be a file that MaskPlan.save wrote, got {path}: {error}.") from error
@@ -271,9 +292,12 @@ def draw_plan(
     """
     number = check_seed(seed)
     _check_budget(evaluations, replicates)
+    if design is not None and not isinstance(design, MaskDesign):
+        raise InputError(f"design must be a value like Dealt(), got {design!r}.")
     items = _read_rows(model, rows)
     check_items(model, items)
-    settings = PlanSettings(model.vocab_size, model.mask_token, repr(design or Dealt()), number, check_seed(step))
+    chosen, named = repr(design or Dealt()), check_seed(step)
+    settings = PlanSettings(model.vocab_size, model.mask_token, blocks_of(model), chosen, number, named)
     rows_each = evaluations // replicates
     designs = [_design_for(model, item, design or _default_design(item, rows_each)) for item in items]
     drawn = [

@@ -12,7 +12,17 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from infodis.control import Control, Regression, fitted_betas, fold_bounds, neighbour_maps, predict
+from infodis.control import (
+    FEWEST_PARTS,
+    Control,
+    Evened,
+    Regression,
+    evened,
+    fitted_betas,
+    fold_bounds,
+    neighbour_maps,
+    predict,
+)
 from infodis.design import Layout, MaskDesign, key_count, numbers_of
 from infodis.errors import PredictorError
 from infodis.evaluate import Coroutine, ItemBatch, Observations, distinct
@@ -58,7 +68,7 @@ class Sample:
         seen: Observations | None = None,
     ) -> "Sample":
         """No replicates yet. The control is what it comes to for the batch's predictor."""
-        control = None if control is None or design.telescoping else control.on(batch.predictor)
+        control = None if control is None else _control_on(batch, design, layout, control)
         surrogates = () if control is None else control.surrogates
         exact = [one.nlls(items) for one in surrogates]
         known = Observations.none(*batch.target.shape) if seen is None else seen
@@ -177,7 +187,10 @@ class Sample:
         finite = torch.where(surprisal.isinf(), 0.0, surprisal)
         layers = torch.cat([finite.unsqueeze(0), self.beside])
         regression = None if self.control is None else self.control.regression
-        if regression is None or self.design.telescoping or not folds:
+        if isinstance(self.control, Evened) and folds:
+            rows, parts = self.layout.rows, self.design.parts(masked.shape[-1])
+            return evened(masked, self.weight, finite, rows=rows, first=folds[-1][1] // rows, parts=parts)
+        if regression is None or not folds:
             terms = self.weight * layers
         else:
             terms = self._controlled(regression, masked, layers, folds)
@@ -242,3 +255,11 @@ class Sample:
                 self.items, self.seen.cost.tolist(), *self.combine(first), strict=True
             )
         ]
+
+
+def _control_on(batch: ItemBatch, design: MaskDesign, layout: Layout, control: Control) -> Control | None:
+    """What a control comes to: reveal orders are evened where there are blocks enough, all masks need nothing."""
+    if not design.telescoping:
+        return control.on(batch.predictor)
+    many = layout.replicates > 1 and len(design.parts(batch.target.shape[1])) >= FEWEST_PARTS
+    return Evened() if many else None

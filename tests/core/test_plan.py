@@ -11,11 +11,13 @@ from laws import ALL_DESIGNS
 from safetensors.torch import load_file, save_file
 
 import infodis
+from infodis.blocks import BlockLayout
 from infodis.design import Dealt, Enumerate, Orders, Pairs, PowerCount, Tiled
 from infodis.errors import InputError
 from infodis.item import Item
 from infodis.oracle import MarkovChain
 from infodis.plan import MaskPlan, draw_plan
+from infodis.testing import Blockwise
 
 CHAIN = MarkovChain.random(order=1, vocab_size=4, seed=3)
 ROWS = [[0, 1, 2, 3, 0], [3, 2, 1], [1, 1, 2, 2, 3, 3, 0]]
@@ -180,3 +182,56 @@ def test_tensors_give_the_same_log_likelihood(design):
     )
     assert (tensors.noisy[0][:, 2] == CHAIN.mask_token).all()
     assert not tensors.masked[0][:, [0, 2]].any()
+
+
+def test_masks_of_blocks_are_not_taken_for_masks_of_larger_ones(tmp_path):
+    """They are wrong there: not every mask comes up, so the numbers would be biased, and look well."""
+    row, sees_all = [0, 1, 2, 3, 0, 1, 2, 3], MarkovChain.random(order=1, vocab_size=4, seed=3)
+    twos, fours, ones = (Blockwise(sees_all, BlockLayout(size)) for size in (2, 4, 1))
+    counted_otherwise = Blockwise(sees_all, BlockLayout(4, "response"))
+    plan = draw_plan(fours, [row], evaluations=15)
+    plan.save(tmp_path / "plan.safetensors")
+    for drawn in (plan, MaskPlan.load(tmp_path / "plan.safetensors")):
+        for model in (fours, twos, ones):  # blocks that lie inside those of the plan
+            expected = pytest.approx(infodis.nll(model, row).value, rel=1e-6)
+            assert -float(infodis.log_likelihood(model, drawn)) == expected
+        for model in (sees_all, counted_otherwise):
+            with pytest.raises(InputError, match="wrong outside of them: this plan was drawn in BlockLayout"):
+                infodis.log_likelihood(model, drawn)
+    whole = draw_plan(sees_all, [row], evaluations=255)
+    assert -float(infodis.log_likelihood(twos, whole)) == pytest.approx(infodis.nll(twos, row).value, rel=1e-6)
+
+
+def test_a_plan_with_context_behind_the_target_is_not_for_a_model_of_blocks():
+    item = Item.read(torch.tensor([0, 1, 2, 3]), target=[1, 2], context=[0, 3])
+    plan = draw_plan(CHAIN, [item], evaluations=3)
+    with pytest.raises(InputError, match="all context must lie before the target"):
+        infodis.log_likelihood(Blockwise(CHAIN, BlockLayout(2)), plan)
+
+
+MISTAKES = {
+    "draw_plan(chain, rows, design='tiled')": "design must be a value like Dealt(), got 'tiled'",
+    "log_likelihood('text8-tiny', plan)": "Load it once: model = infodis.load('text8-tiny')",
+    "log_likelihood(chain, rows)": "The second argument must be a plan, got a list",
+    "log_likelihood(chain, plan, micro_batch='16')": "micro_batch must be at least 1, a whole number",
+    "dpo_loss([-1.0, -2.0], [-1.0, -2.0])": "must have one shape, [sequences] or [sequences, replicates]; got list and",
+    "dpo_loss(zeros(0), zeros(0))": "got [0] and [0]",
+    "dpo_loss(zeros(2), zeros(2), beta=-1)": "beta must be a positive number, got -1",
+    "ipo_loss(zeros(2), zeros(2), beta=0)": "beta must be a positive number, got 0",
+    "kto_loss(zeros(2), zeros(2), [True])": "desirable must have one number for each of the 2 sequences",
+    "grpo_loss(zeros(2), zeros(2), zeros(3))": "advantage must have one number for each of the 2 sequences",
+    "grpo_loss(zeros(2), zeros(2), zeros(2), clip=-1)": "clip must be how far a ratio may be below 1 and above",
+    "sandwich_loss(zeros(2), zeros(2))": "at least four orders of every sequence",
+}
+
+
+def test_mistakes_are_told_in_words():
+    """In a process without the types that tests check."""
+    code = "from infodis import *; from infodis.errors import InputError; from torch import zeros; import sys\n"
+    code += "chain = from_function(lambda rows: zeros(*rows.shape, 2), vocab_size=2, mask_token=2)\n"
+    code += "rows = [[0, 1], [1, 0]]; plan = draw_plan(chain, rows)\n"
+    code += "for line in sys.argv[1:]:\n    try:\n        print(eval(line))\n"
+    code += "    except InputError as error:\n        print(error)\n"
+    done = subprocess.run([sys.executable, "-c", code, *MISTAKES], check=True, capture_output=True, text=True)
+    for told, expected in zip(done.stdout.splitlines(), MISTAKES.values(), strict=True):
+        assert expected in told

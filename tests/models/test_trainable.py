@@ -1,6 +1,7 @@
 """Every kind of model can be trained on a plan: the gradient of its log-likelihood against differences of values."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,6 +182,49 @@ def test_sharded_modules_have_the_gradients_of_whole_ones(tmp_path):
                 torch.testing.assert_close(its.grad.full_tensor(), mine.grad, rtol=1e-4, atol=1e-5)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def one_of_several(rank: int, world: int, place: Path, kind: str) -> None:
+    """A process that has its share of the rows, and writes down the gradients that all of them agree on."""
+    torch.set_num_threads(1)
+    network = Conditionals() if kind == "ddp" else bert(place / str(rank))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{place / kind}", rank=rank, world_size=world)
+    mask_token = MASK if kind == "ddp" else 39
+    if kind == "ddp":
+        wrapped = DistributedDataParallel(network)
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+        wrapped = [fully_shard(part, mesh=mesh) for part in (*network.bert.encoder.layer, network)][-1]
+    model = infodis.load(wrapped, mask_token=mask_token, vocab_size=TOKENS)
+    plan = infodis.draw_plan(model, ROWS[rank::world], evaluations=4, seed=1, step=3)
+    (world * infodis.log_likelihood(model, plan, micro_batch=3).sum()).backward()  # wrappers take the mean
+    slopes = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    whole = {name: slope.full_tensor() if kind == "fsdp" else slope for name, slope in slopes.items()}
+    plan.save(place / f"{kind}-{rank}.safetensors")
+    if rank == 0:
+        torch.save(whole, place / f"{kind}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_have_the_masks_and_gradients_of_one(kind, tmp_path):
+    """Each has half of the rows. Masks are named by rows, seed and step, so nobody has to hand them around."""
+    torch.multiprocessing.spawn(one_of_several, (2, tmp_path, kind), nprocs=2)
+    network = Conditionals() if kind == "ddp" else bert(tmp_path / "whole")
+    model = infodis.load(network, mask_token=MASK if kind == "ddp" else 39, vocab_size=TOKENS)
+    plan = infodis.draw_plan(model, ROWS, evaluations=4, seed=1, step=3)
+    for rank in range(2):
+        part = infodis.MaskPlan.load(tmp_path / f"{kind}-{rank}.safetensors")
+        for place, number in enumerate(range(rank, len(ROWS), 2)):
+            mine, its = plan.sequence == number, part.sequence == place
+            assert torch.equal(plan.masked[mine, : part.width], part.masked[its, : plan.width])
+    infodis.log_likelihood(model, plan, micro_batch=3).sum().backward()
+    found = torch.load(tmp_path / f"{kind}.pt")
+    largest = max(float(p.grad.abs().max()) for p in network.parameters() if p.grad is not None)
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None:
+            assert float((found[name] - parameter.grad).abs().max()) < 1e-6 * largest, name
 
 
 @pytest.mark.filterwarnings("ignore")  # of PEFT and transformers, about each other

@@ -286,10 +286,14 @@ def _autocast(device: torch.device) -> torch.dtype | None:
 
 @torch.no_grad()
 def fingerprint(network: CleanEncoder) -> list[int]:
-    """The bits of every weight, added up: training changes the numbers, and so does a change by hand."""
-    weights = itertools.chain(network.parameters(), network.buffers())
+    """The bits of every weight, added up: training changes the numbers, and so does a change by hand.
+
+    Numbers that change places keep their sum; torch's count of changes in place sees these.
+    """
+    weights = list(itertools.chain(network.parameters(), network.buffers()))
     sums = [_words(weight.detach().flatten()).sum() for weight in weights]
-    return torch.stack([one.to(sums[0].device) for one in sums]).tolist()  # at once: the host waits for a device once
+    added = torch.stack([one.to(sums[0].device) for one in sums]).tolist()  # at once: the host waits for a device once
+    return [*added, *(0 if weight.is_inference() else weight._version for weight in weights)]
 
 
 def _words(weight: Tensor) -> Int[Tensor, " words"]:

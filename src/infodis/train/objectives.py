@@ -10,6 +10,7 @@ f'' times the variance [eq:debias]. Debiased losses subtract that.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ def dpo_loss(
     >>> round(float(dpo_loss(log_p, torch.tensor([-11.0, -13.0]), beta=0.1)), 5)  # log(1 + exp(-0.2))
     0.59814
     """
+    _check_beta(beta)
     moved = _moved(log_p, reference_log_p)
     margin = moved[0::2] - _paired(moved)[1::2]
     middle, variance = _mean(margin), _variance(margin)
@@ -94,6 +96,7 @@ def ipo_loss(
     >>> float(ipo_loss(torch.tensor([-10.0, -14.0]), torch.tensor([-11.0, -13.0]), beta=0.1))  # (2 - 5)^2
     9.0
     """
+    _check_beta(beta)
     moved = _moved(log_p, reference_log_p)
     margin = moved[0::2] - _paired(moved)[1::2]
     middle, variance = _mean(margin), _variance(margin)
@@ -127,8 +130,9 @@ def kto_loss(
     >>> round(float(kto_loss(moved, torch.zeros(2), torch.tensor([True, False]), beta=0.1)), 5)  # 1 - sigmoid(0.2)
     0.45017
     """
+    _check_beta(beta)
     moved = _moved(log_p, reference_log_p)
-    sign = torch.where(desirable.to(moved.device), 1.0, -1.0).to(moved.dtype)
+    sign = torch.where(_one_each(desirable, len(moved), "desirable").to(moved.device), 1.0, -1.0).to(moved.dtype)
     middle, variance = sign * (_mean(moved) - baseline), _variance(moved)
     share = torch.sigmoid(beta * middle)
     each = 1 - share
@@ -169,13 +173,15 @@ def grpo_loss(
     -1.1
     """
     below, above = clip if isinstance(clip, tuple) else (clip, clip)
+    if below < 0 or above < 0:
+        raise InputError(f"clip must be how far a ratio may be below 1 and above, not negative, got {clip}. Try 0.2.")
     moved = _moved(log_p, old_log_p)
     if lengths is not None:
-        moved = moved / lengths.to(moved.device).reshape(-1, *[1] * (moved.ndim - 1))
+        moved = moved / _one_each(lengths, len(moved), "lengths").to(moved.device).reshape(-1, *[1] * (moved.ndim - 1))
     middle, variance = _mean(moved), _variance(moved)
     exponent = middle - 0.5 * _known(variance) if debias else middle  # [eq:debias]
     ratio = exponent.clamp(max=LARGEST_EXPONENT).exp()
-    gain = advantage.to(ratio)
+    gain = _one_each(advantage, len(ratio), "advantage").to(ratio)
     each = -torch.minimum(ratio * gain, ratio.clamp(1 - below, 1 + above) * gain)
     total = _mean(log_p)
     found = LossReport(torch.where(gain >= 0, middle, -middle), variance, total[gain >= 0], total[gain < 0])
@@ -204,8 +210,8 @@ def sandwich_loss(
     >>> float(sandwich_loss(orders, torch.tensor([1.0]))), float(sandwich_loss(orders, torch.tensor([-1.0])))
     (3.0, -3.0)
     """
-    lower, upper = order_log_p.mean(1), upper_log_p(order_log_p)
-    gain = advantage.to(lower)
+    upper, lower = upper_log_p(order_log_p), order_log_p.mean(1)
+    gain = _one_each(advantage, len(lower), "advantage").to(lower)
     taken = torch.where(gain >= 0, lower, upper)
     found = LossReport(upper - lower, _variance(order_log_p), taken[gain >= 0], taken[gain < 0])
     return _told(-(gain * taken).mean(), found, report)
@@ -220,7 +226,7 @@ def upper_log_p(order_log_p: Float[Tensor, "sequences orders"]) -> PerSequence:
     >>> float(upper_log_p(torch.full((1, 4), -2.0)))
     -2.0
     """
-    orders = order_log_p.shape[1]
+    orders = order_log_p.shape[1] if order_log_p.ndim == 2 else 1
     if orders < 4:
         raise InputError(
             f"An upper bound needs at least four orders of every sequence, two for each half, got {orders}. Draw the "
@@ -237,12 +243,30 @@ def upper_log_p(order_log_p: Float[Tensor, "sequences orders"]) -> PerSequence:
 
 def _moved(log_p: Tensor, reference_log_p: Tensor) -> Tensor:
     """By how much the policy has moved; both must come from the same sequences and replicates."""
-    if log_p.shape != reference_log_p.shape or log_p.ndim not in (1, 2):
+    both = log_p, reference_log_p
+    shapes = [list(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in both]
+    if shapes[0] != shapes[1] or not isinstance(log_p, Tensor) or log_p.ndim not in (1, 2) or not len(log_p):
         raise InputError(
             "Log-likelihoods of policy and reference must have one shape, [sequences] or [sequences, replicates]; got "
-            f"{list(log_p.shape)} and {list(reference_log_p.shape)}. Evaluate both on one plan, in the same way."
+            f"{shapes[0]} and {shapes[1]}. Evaluate both on one plan, in the same way."
         )
     return log_p - reference_log_p.detach()
+
+
+def _check_beta(beta: float) -> None:
+    if not 0 < beta < math.inf:
+        raise InputError(f"beta must be a positive number, got {beta}. Values of 0.01 to 0.5 are usual.")
+
+
+def _one_each(values: Any, sequences: int, name: str) -> Tensor:
+    """A tensor with a number for every sequence."""
+    found = torch.as_tensor(values)
+    if found.shape != (sequences,):
+        raise InputError(
+            f"{name} must have one number for each of the {sequences} sequences, got the shape {list(found.shape)}. "
+            "Sequences are the rows of log p."
+        )
+    return found
 
 
 def _paired(moved: Tensor) -> Tensor:

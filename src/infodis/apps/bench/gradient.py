@@ -267,7 +267,7 @@ class PairTable:
 def _mask_by_mask(model: Model, item: Item, masked: Bool[Tensor, "masks target"]) -> MaskPlan:
     """A plan whose log-likelihoods are minus the sum of the surprisals under one mask each."""
     rows = torch.zeros(len(masked), item.length, dtype=torch.bool).index_copy(1, item.target, masked)
-    settings = PlanSettings(model.vocab_size, model.mask_token, "mask by mask", seed=0, step=0)
+    settings = PlanSettings(model.vocab_size, model.mask_token, model.blocks, "mask by mask", seed=0, step=0)
     each = torch.arange(len(masked))
     return MaskPlan((item,) * len(masked), each, torch.zeros_like(each), rows, rows.double(), settings)
 
