@@ -30,7 +30,7 @@ LAYERS = {
         {"journal", "device", "settings", "snapshot", "result"},
         {"files"},
         {"blocks"},
-        {"item", "predictor", "reveal", "windows"},
+        {"item", "predictor", "reveal"},
         {"oracle", "design", "control", "evaluate"},
         {"auto", "sample"},
         {"plan", "noise"},

@@ -12,7 +12,6 @@ forward-backward recursion, vectorised over rows, on scaled float64 probabilitie
 import abc
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -24,13 +23,15 @@ from infodis.errors import InputError
 from infodis.item import Item, Positions
 from infodis.predictor import LogConditionals, Masks, Predictor, Surprisals, Tokens
 from infodis.rng import stream, uniforms
-from infodis.windows import ChainWindows
 
 Evidence = Float64[Tensor, "rows length vocab"]
 Posterior = tuple[Float64[Tensor, " rows"], Float64[Tensor, "rows length vocab"]]
 
 CHUNK = 256
 """Rows that a chain works on at a time: their forward variables stay in the processor's cache."""
+
+NUMBERS = 2**24
+"""Rows x places x states of a hidden Markov model that are kept at a time: bounds memory, changes no number."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -286,7 +287,7 @@ class _Chain(Oracle):
         """How many positions the first step consumes."""
 
 
-def _scaled(variable: Float64[Tensor, "states rows"]) -> tuple[Tensor, Tensor]:
+def _scaled(variable: Float[Tensor, "states rows"]) -> tuple[Tensor, Tensor]:
     """Scale each row to sum to one; a row of zeros (impossible evidence) stays zeros."""
     scale = variable.sum(0)
     return variable / torch.where(scale > 0, scale, 1.0), scale
@@ -304,6 +305,8 @@ class HiddenMarkov(_Chain):
     initial: Float[Tensor, "..."]
     transitions: Float[Tensor, "..."]
     emissions: Float[Tensor, "..."]
+    dtype: torch.dtype = torch.float64
+    """What surprisals are computed in."""
 
     def __post_init__(self) -> None:
         for name in ("initial", "transitions", "emissions"):
@@ -321,7 +324,10 @@ class HiddenMarkov(_Chain):
         """All rows softmax(u / temperature) with u uniform on [0, 1)."""
         generator = stream(seed, "HiddenMarkov.random")
         shapes = ((states,), (states, states), (states, vocab_size))
-        return HiddenMarkov(*(torch.softmax(uniforms(*s, generator=generator) / temperature, dim=-1) for s in shapes))
+        initial, transitions, emissions = (
+            torch.softmax(uniforms(*shape, generator=generator) / temperature, dim=-1) for shape in shapes
+        )
+        return HiddenMarkov(initial, transitions, emissions)
 
     def sample(self, count: int, *, length: int, generator: torch.Generator) -> Tokens:
         self.check_length(length)
@@ -331,6 +337,49 @@ class HiddenMarkov(_Chain):
             drawn.append(_choose(self.emissions[state], generator=generator))
             state = _choose(self.transitions[state], generator=generator)
         return torch.stack(drawn, dim=1)
+
+    def surprisal(self, tokens: Tokens, masked: Masks) -> Surprisals:
+        """As for any oracle, but without distributions over the vocabulary."""
+        self._check_tokens(torch.where(masked, self.mask_token, tokens))
+        hidden = masked | (tokens == self.mask_token)
+        step = max(1, NUMBERS // (self.initial.numel() * tokens.shape[1]))
+        parts = [self._surprisal(*part) for part in zip(tokens.split(step), hidden.split(step), strict=True)]
+        return torch.where(masked, torch.cat(parts), 0.0) if parts else torch.zeros(tokens.shape, dtype=self.dtype)
+
+    def _surprisal(self, tokens: Tokens, hidden: Masks) -> Surprisals:
+        _, transitions, emissions = self._tables
+        expected, _ = self._expected(tokens, hidden)
+        ahead, found = torch.ones_like(expected[0]), torch.zeros(tokens.shape, dtype=self.dtype)
+        for place in reversed(range(tokens.shape[1])):
+            emitted, joint = emissions.index_select(1, tokens[:, place]), expected[place] * ahead
+            chosen = (joint * emitted).sum(0)
+            found[:, place] = torch.where(chosen > 0, (joint.sum(0) / chosen).log(), math.inf)
+            ahead, _ = _scaled(transitions @ torch.where(hidden[:, place], ahead, ahead * emitted))
+        return found
+
+    def log_evidence(self, tokens: Tokens) -> Float64[Tensor, " rows"]:
+        return self._expected(tokens, tokens == self.mask_token)[1].double()
+
+    def _expected(
+        self, tokens: Tokens, hidden: Masks
+    ) -> tuple[list[Float[Tensor, "states rows"]], Float[Tensor, " rows"]]:
+        """p(state | visible tokens before its place), place by place, and log p(all visible tokens)."""
+        initial, transitions, emissions = self._tables
+        state, found = initial.unsqueeze(1).expand(-1, len(tokens)), []
+        log_evidence = torch.zeros(len(tokens), dtype=self.dtype)
+        for place in range(tokens.shape[1]):
+            found.append(state)
+            emitted = emissions.index_select(1, tokens[:, place])
+            state, scale = _scaled(torch.where(hidden[:, place], state, state * emitted))
+            log_evidence = log_evidence + scale.log()
+            state = transitions.T @ state
+        return found, log_evidence
+
+    @functools.cached_property
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Initial, transitions and emissions to compute with. The mask token has a column too, never looked at."""
+        emissions = torch.cat([self.emissions, self.emissions[:, :1]], dim=1)
+        return self.initial.to(self.dtype), self.transitions.to(self.dtype), emissions.to(self.dtype)
 
     def _first_length(self, length: int) -> int:
         return 1
@@ -362,71 +411,21 @@ class MarkovChain(_Chain):
 
     `transitions` has order + 1 axes of size vocab, oldest token first; `initial` has `order` axes and defaults to the
     stationary distribution, so that a window of a long sequence has the same law at every place.
-
-    With `classes`, a number for every token, the oldest token counts by its class only, which makes surprisals cheaper:
-    the first axis of `transitions` is then that of the classes. `dtype` is what surprisals are computed in.
     """
 
     transitions: Float[Tensor, "..."]
     initial: Float[Tensor, "..."] | None = None
-    classes: Int[Tensor, " vocab"] | None = None
-    dtype: torch.dtype = torch.float64
     start: Float64[Tensor, "..."] = dataclasses.field(init=False)
     """The distribution of the first `order` tokens."""
 
     def __post_init__(self) -> None:
-        transitions = self._expanded(_distribution(self.transitions, name="MarkovChain transitions"))
+        transitions = _distribution(self.transitions, name="MarkovChain transitions")
         vocab_size = transitions.shape[-1]
         if transitions.ndim < 2 or set(transitions.shape) != {vocab_size}:
             raise InputError(f"A chain of order n needs n + 1 axes of one size, got shape {tuple(transitions.shape)}.")
         object.__setattr__(self, "transitions", transitions)
         self._speak(vocab_size)
         object.__setattr__(self, "start", self._start())
-
-    def _expanded(self, transitions: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
-        """With an axis of all tokens in place of that of the classes."""
-        if self.classes is None:
-            return transitions
-        classes = torch.as_tensor(self.classes).long()
-        object.__setattr__(self, "classes", classes)
-        count = transitions.shape[0]
-        if transitions.ndim < 3 or sorted(set(classes.tolist())) != list(range(count)):
-            raise InputError(
-                f"Classes are numbers 0 .. {count - 1}, all in use, of the oldest token of a chain of order 2 or more; "
-                f"got {len(set(classes.tolist()))} different ones and {transitions.ndim} axes."
-            )
-        if len(classes) != transitions.shape[-1]:
-            raise InputError(f"Give a class for each of the {transitions.shape[-1]} tokens, got {len(classes)}.")
-        return transitions[classes]
-
-    @functools.cached_property
-    def windows(self) -> ChainWindows:
-        """What conditionals of masked rows are computed with."""
-        classes = torch.arange(self.vocab_size) if self.classes is None else self.classes
-        members = torch.stack([(classes == number).nonzero()[0, 0] for number in range(int(classes.max()) + 1)])
-        return ChainWindows(self.transitions[members].to(self.dtype), self.start.to(self.dtype), classes)
-
-    def surprisal(self, tokens: Tokens, masked: Masks) -> Surprisals:
-        """As for any oracle, with states of masked tokens only."""
-        if tokens.shape[1] < self.order:
-            return super().surprisal(tokens, masked)
-        self._check_tokens(torch.where(masked, self.mask_token, tokens))
-        hidden = masked | (tokens == self.mask_token)
-        found = self.windows.surprisal(torch.where(hidden, tokens.clamp(max=self.vocab_size - 1), tokens), hidden)
-        return torch.where(masked, found, 0.0)
-
-    def log_evidence(self, tokens: Tokens) -> Float64[Tensor, " rows"]:
-        if tokens.shape[1] < self.order:
-            return super().log_evidence(tokens)
-        hidden = tokens == self.mask_token
-        ends = torch.where(hidden, 0, torch.arange(1, tokens.shape[1] + 1)).amax(1)
-        found = torch.zeros(len(tokens), dtype=torch.float64)
-        for end in ends.unique().tolist():  # what is hidden behind the last visible token sums to one
-            rows, length = ends == end, max(end, self.order)
-            some, hides = tokens[rows, :length], hidden[rows, :length]
-            if end:
-                found[rows] = self.windows.log_prob(torch.where(hides, 0, some), hides).double()
-        return found
 
     def _start(self) -> Float64[Tensor, "..."]:
         if self.initial is None:
@@ -455,13 +454,8 @@ class MarkovChain(_Chain):
         return MarkovChain(squares / squares.sum(-1, keepdim=True))
 
     @staticmethod
-    def counted(
-        rows: Tokens, *, order: int, vocab_size: int, prior: float = 0.5, classes: int | None = None
-    ) -> "MarkovChain":
-        """The chain of the frequencies in some rows; `prior` is what every count begins with.
-
-        With `classes`, the oldest token counts by one of so many classes, those that lose the least of the likelihood.
-        """
+    def counted(rows: Tokens, *, order: int, vocab_size: int, prior: float = 0.5) -> "MarkovChain":
+        """The chain of the frequencies in some rows; `prior` is what every count begins with."""
         _check_order(order, vocab_size)
         if rows.ndim != 2 or rows.shape[1] <= order or not prior > 0:
             raise InputError(
@@ -472,15 +466,9 @@ class MarkovChain(_Chain):
             raise InputError(f"Tokens must be 0 .. {vocab_size - 1}, got {int(rows.min())} .. {int(rows.max())}.")
         powers = vocab_size ** torch.arange(order, -1, -1)
         codes = sum(rows[:, place : rows.shape[1] - order + place] * powers[place] for place in range(order + 1))
-        seen = torch.as_tensor(codes).flatten().bincount(minlength=vocab_size ** (order + 1)).double()
+        seen = torch.as_tensor(codes).flatten().bincount(minlength=vocab_size ** (order + 1)).double() + prior
         counts = seen.view((vocab_size,) * (order + 1))
-        if classes is None or classes >= vocab_size:
-            return MarkovChain(_shares(counts + prior))
-        if classes < 1 or order < 2:
-            raise InputError(f"Classes need an order of at least 2 and a number of at least 1, got {order}, {classes}.")
-        of = _clustered(counts.flatten(1, -2), classes)
-        merged = torch.zeros(classes, *counts.shape[1:], dtype=torch.float64).index_add_(0, of, counts)
-        return MarkovChain(_shares(merged + prior), classes=of)
+        return MarkovChain(counts / counts.sum(-1, keepdim=True))
 
     @property
     def order(self) -> int:
@@ -535,36 +523,6 @@ class MarkovChain(_Chain):
 
     def __repr__(self) -> str:
         return f"MarkovChain(order={self.order}, vocab_size={self.vocab_size})"
-
-
-def _shares(counts: Float64[Tensor, "*history vocab"]) -> Float64[Tensor, "*history vocab"]:
-    return counts / counts.sum(-1, keepdim=True)
-
-
-def _clustered(counts: Float64[Tensor, "tokens history next"], count: int) -> Int[Tensor, " tokens"]:
-    """A class for every token: two classes are merged, again and again, where that costs the least likelihood."""
-
-    def fit(one: Tensor) -> float:
-        total = one.sum(-1)
-        return float(torch.xlogy(one, one).sum() - torch.xlogy(total, total).sum())
-
-    members = [([token], its, fit(its)) for token, its in enumerate(counts)]
-    losses: dict[frozenset[int], float] = {}
-    while len(members) > count:
-        for (mine, table, own), (its, other, theirs) in itertools.combinations(members, 2):
-            pair = frozenset(mine + its)
-            if pair not in losses:
-                losses[pair] = own + theirs - fit(table + other)
-        one, other_one = min(
-            itertools.combinations(members, 2), key=lambda two: losses[frozenset(two[0][0] + two[1][0])]
-        )
-        merged = one[1] + other_one[1]
-        members = [part for part in members if part is not one and part is not other_one]
-        members.append((one[0] + other_one[0], merged, fit(merged)))
-    found = torch.zeros(len(counts), dtype=torch.int64)
-    for number, (tokens, _, _) in enumerate(sorted(members, key=lambda part: min(part[0]))):
-        found[tokens] = number
-    return found
 
 
 def _check_order(order: int, vocab_size: int) -> None:

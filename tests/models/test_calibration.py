@@ -1,5 +1,6 @@
 """Surrogates beside models: how they are made, stored, found and told of."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -12,12 +13,12 @@ import infodis
 from infodis.control import Surrogate
 from infodis.design import Tiled
 from infodis.errors import InputError
-from infodis.models.calibration import calibrate, order_for
+from infodis.models.calibration import calibrate, fit_hidden_markov
 from infodis.models.files import locate
 from infodis.models.options import ModelOptions
 from infodis.models.spec import ModelSpec
 from infodis.models.surrogate_file import SURROGATE, SurrogateFile
-from infodis.oracle import Independent, MarkovChain
+from infodis.oracle import HiddenMarkov, Independent, MarkovChain
 from infodis.rng import stream
 from infodis.testing import Perturbed
 
@@ -25,15 +26,14 @@ CHAIN = MarkovChain.random(order=2, vocab_size=4, temperature=0.3)
 
 
 def stored(path: Path, *, model: str = "fingerprint") -> SurrogateFile:
-    chain = MarkovChain.counted(
-        CHAIN.sample(8, length=200, generator=stream(0, "corpus")), order=3, vocab_size=4, classes=2
-    )
-    SurrogateFile(Surrogate(chain, beta=0.5), model, {"corpus": "letters"}).save(path)
+    corpus = CHAIN.sample(1, length=1600, generator=stream(0, "corpus"))[0]
+    fitted = fit_hidden_markov(corpus, vocab_size=4, states=8)
+    SurrogateFile(Surrogate(fitted, beta=0.5), model, {"corpus": "letters"}).save(path)
     return SurrogateFile.load(path)
 
 
-def test_a_calibrated_chain_lowers_the_variance():
-    """Counted in other text of the same kind, for a predictor that stands for a network."""
+def test_a_calibrated_surrogate_lowers_the_variance():
+    """Fitted to other text of the same kind, for a predictor that stands for a network."""
     network = Perturbed(CHAIN, scale=0.1)
     corpus = CHAIN.sample(1, length=12_000, generator=stream(1, "corpus"))[0]
     surrogate = calibrate(network, corpus, texts=8)
@@ -50,20 +50,37 @@ def test_a_calibrated_chain_lowers_the_variance():
 def test_what_cannot_be_calibrated_is_told():
     with pytest.raises(InputError, match=r"at least 2,048 tokens.*got 100"):
         calibrate(CHAIN, torch.zeros(100, dtype=torch.int64), texts=8)
-    with pytest.raises(InputError, match=r"at most 4,096 tokens, this model has 30,522"):
-        order_for(30_522)
-    assert order_for(591) == (1, None)
+    with pytest.raises(InputError, match="at least 2 states, got 1"):
+        fit_hidden_markov(torch.zeros(100, dtype=torch.int64), vocab_size=2, states=1)
 
 
-def test_a_file_gives_back_the_chain_that_it_stands_for(tmp_path: Path):
-    """Float16 decides which chain that is; its conditionals and its likelihood agree exactly."""
+@pytest.mark.parametrize("states", [16, 3])
+def test_fitting_learns_what_is_hidden_against_exact(states: int):
+    """With clones of tokens, and with fewer states than tokens: most of what there is to know beyond frequencies."""
+    source = HiddenMarkov.random(states=3, vocab_size=6, temperature=0.06, seed=1)
+    corpus, held_out = source.sample(2, length=20_000, generator=stream(4, "corpus"))
+    fitted = fit_hidden_markov(corpus, vocab_size=6, states=states)
+    frequencies = Independent(corpus.bincount(minlength=6).double() / len(corpus))
+    rows = held_out[:2000].view(20, 100)
+    exact, found, apart = (
+        -sum(one.log_prob(row, context=range(10)) for row in rows) / 1800 for one in (source, fitted, frequencies)
+    )
+    assert exact - 0.01 < found < exact + 0.15 * (apart - exact)
+
+
+def test_every_text_is_possible():
+    fitted = fit_hidden_markov(torch.tensor([0, 1] * 400), vocab_size=5, states=6)
+    assert fitted.log_prob([4, 3, 2, 2, 0]) > -math.inf
+
+
+def test_a_file_gives_back_the_model_that_it_stands_for(tmp_path: Path):
+    """Float16 decides which model that is; its conditionals and its likelihood agree exactly."""
     found = stored(tmp_path / SURROGATE)
-    chain = found.surrogate.predictor
-    assert isinstance(chain, MarkovChain)
-    assert int(chain.classes.max()) == 1
+    fitted = found.surrogate.predictor
+    assert isinstance(fitted, HiddenMarkov)
     tokens = CHAIN.sample(1, length=9, generator=stream(3, "corpus"))[0]
-    orders = infodis.nll(chain, tokens, design=infodis.Orders(), evaluations=64)
-    assert orders.value == pytest.approx(-chain.log_prob(tokens), abs=1e-4)  # surprisals are float32
+    orders = infodis.nll(fitted, tokens, design=infodis.Orders(), evaluations=64)
+    assert orders.value == pytest.approx(-fitted.log_prob(tokens), abs=1e-4)  # surprisals are float32
     assert found.about == {"corpus": "letters"}
 
 
@@ -81,7 +98,7 @@ def test_what_is_no_surrogate_is_refused(tmp_path: Path):
     save_file({"log_transitions": torch.zeros(2, 2)}, path)
     with pytest.raises(InputError, match="no surrogate of infodis"):
         SurrogateFile.load(path)
-    with pytest.raises(InputError, match="Only chains are stored"):
+    with pytest.raises(InputError, match="Only hidden Markov models are stored"):
         SurrogateFile(Surrogate(Independent(torch.tensor([0.5, 0.5])), beta=1.0), "").save(path)
 
 

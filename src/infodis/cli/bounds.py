@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from infodis.cli.models import BatchSize, ChatTemplate
 from infodis.cli.options import MOST, Seed, with_options
-from infodis.cli.screen import check_places, console, load_model, progress_console
+from infodis.cli.screen import check_places, console, counting, load_model
 from infodis.errors import InputError
 from infodis.models.spec import ModelSpec
 
@@ -56,16 +55,14 @@ def bounds(
     items = [entry.row(loaded, chat=chat_template) for entry in given]
     if not items:
         raise InputError(f"{input} holds no rows. Give JSONL rows, or lines of text.")
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console, transient=True) as bar:
-        task = bar.add_task("", total=len(items))
+    with counting("rows") as progress:
         found = bound_items(
             loaded,
             items,
             plan,
             seed=seed,
             batch_size=batch_size,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     console.print(_table(average(found), found, title=f"{input.name} under {model.name}"))
     if out is not None:

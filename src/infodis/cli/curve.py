@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from infodis.cli.models import BatchSize, ChatTemplate
 from infodis.cli.options import MOST, Seed, with_options
-from infodis.cli.screen import check_places, console, load_model, progress_console, write_line
+from infodis.cli.screen import check_places, console, counting, load_model, write_line
 from infodis.errors import InputError
 from infodis.models.spec import ModelSpec
 
@@ -58,9 +57,7 @@ def curve(
     rows = [entry.row(loaded, chat=chat_template) for entry in found]
     if steps is not None:
         _check_steps(steps, {row.target.numel() for row in rows})
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("texts"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress_console, transient=True) as bar:
-        task = bar.add_task("", total=len(rows))
+    with counting("rows") as progress:
         profile = information.profile(
             loaded,
             [row.tokens for row in rows],
@@ -69,7 +66,7 @@ def curve(
             evaluations=evaluations,
             seed=seed,
             batch_size=batch_size,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     console.print(_table(profile, loaded, title=f"{input.name} under {model.name}"))
     if steps is not None:

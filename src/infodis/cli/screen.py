@@ -13,12 +13,20 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import Progress, ProgressColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.text import Text
 
@@ -142,6 +150,15 @@ def working(text: str) -> Iterator[None]:
         return
     progress_console.print(f"{text} ...", soft_wrap=True)
     yield
+
+
+@contextlib.contextmanager
+def counting(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work that tells how many of its units are done, and of how many."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=progress_console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def load_torch() -> None:

@@ -1,6 +1,6 @@
-"""The surrogate that lies beside a model: a chain and its beta in one small file.
+"""The surrogate that lies beside a model: a hidden Markov model and its beta in one small file.
 
-A chain stays a valid control for any model of its tokens. Only beta, what it is multiplied by, belongs to one model:
+It stays a valid control for any model of its tokens. Only beta, what it is multiplied by, belongs to one model:
 the file names the fingerprint of that model, and for another one beta is fitted to the rows of every text.
 """
 
@@ -16,10 +16,12 @@ from safetensors.torch import save_file
 from infodis.control import Surrogate
 from infodis.errors import InputError
 from infodis.files import atomic_file, digest_of
-from infodis.oracle import MarkovChain
+from infodis.oracle import HiddenMarkov
 
 SURROGATE = "surrogate.safetensors"
 FORMAT = "infodis-surrogate-1"
+PARTS = ("initial", "transitions", "emissions")
+"""Of a hidden Markov model, stored as logarithms."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +35,13 @@ class SurrogateFile:
     """How it came to be: the corpus, its tokens, versions."""
 
     def save(self, path: Path) -> None:
-        """Log-probabilities as float16: which chain they stand for is decided when they are read."""
-        chain = self.surrogate.predictor
-        if not isinstance(chain, MarkovChain):
-            raise InputError(f"Only chains are stored, got {chain!r}. Give another surrogate as control=.")
-        windows = chain.windows
-        tensors = {
-            "log_transitions": windows.transitions.double().log().half(),
-            "log_initial": windows.start.double().log().half(),
-            "classes": windows.classes.to(torch.int32),
-        }
+        """Log-probabilities as float16: which model they stand for is decided when they are read."""
+        fitted = self.surrogate.predictor
+        if not isinstance(fitted, HiddenMarkov):
+            raise InputError(
+                f"Only hidden Markov models are stored, got {fitted!r}. Give another surrogate as control=."
+            )
+        tensors = {name: getattr(fitted, name).log().half() for name in PARTS}
         told = {"format": FORMAT, "beta": self.surrogate.beta, "model": self.model, "about": self.about}
         with atomic_file(path) as unfinished:
             save_file(tensors, unfinished, {"infodis": json.dumps(told)})
@@ -53,18 +52,11 @@ class SurrogateFile:
         try:
             with safe_open(path, framework="pt") as file:
                 told = json.loads((file.metadata() or {}).get("infodis", "{}"))
-                transitions, initial, classes = (
-                    file.get_tensor(name) for name in ("log_transitions", "log_initial", "classes")
-                )
+                parts = {name: file.get_tensor(name).double().softmax(-1) for name in PARTS}
             if told["format"] != FORMAT:
                 raise InputError(f"its format is {told['format']!r}, not {FORMAT!r}")
-            chain = MarkovChain(
-                transitions.double().softmax(-1),
-                initial=initial.double().flatten().softmax(0).view(initial.shape),
-                classes=classes if transitions.shape[0] < transitions.shape[-1] else None,
-                dtype=torch.float32,
-            )
-            surrogate = Surrogate(chain, beta=float(told["beta"]), fingerprint=digest_of(path)[:16])
+            fitted = HiddenMarkov(parts["initial"], parts["transitions"], parts["emissions"], dtype=torch.float32)
+            surrogate = Surrogate(fitted, beta=float(told["beta"]), fingerprint=digest_of(path)[:16])
             return SurrogateFile(surrogate, str(told["model"]), dict(told["about"]))
         except (SafetensorError, InputError, KeyError, TypeError, ValueError) as error:
             raise InputError(
