@@ -139,7 +139,7 @@ class Regression(Control):
         """Whether positions have no slopes of their own, however many rows there are."""
         return False
 
-    def process(self, around: Surroundings, masked: Rows) -> "Process | None":
+    def process(self, around: Surroundings, masked: Rows) -> "GaussianProcess | None":
         """What is fitted to the rest, if anything."""
         return None
 
@@ -239,10 +239,10 @@ class Kernel(Regression):
     def features(self, around: Surroundings) -> Features:
         return _centred(around)
 
-    def process(self, around: Surroundings, masked: Rows) -> "Process":
+    def process(self, around: Surroundings, masked: Rows) -> "GaussianProcess":
         distance = torch.tensor([abs(offset) for offset in self.offsets], dtype=torch.float32)
         strengths = self.strength * torch.exp(-(distance - 1) / self.decay)
-        return Process(around.neighbours, around.present, masked, strengths, self.constant, self.noise)
+        return GaussianProcess(around.neighbours, around.present, masked, strengths, self.constant, self.noise)
 
 
 def _around(radius: int) -> tuple[int, ...]:
@@ -550,7 +550,7 @@ def _solved(system: Float64[Tensor, "*all n n"], right: Float64[Tensor, "layers 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Process:
+class GaussianProcess:
     """A Gaussian process for every position, over which of its neighbours are masked [eq:kernel-control].
 
     Two masks that differ in the neighbours D have the covariance constant + the product over D of e_j, with

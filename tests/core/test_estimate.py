@@ -208,6 +208,7 @@ def test_a_control_that_is_fitted_inside_a_plan_is_caught(problems):
     """A negative control: parts of a plan complement each other, so that what one teaches is no chance for another."""
     sample = few_rows(problems["sharp"].tables[0], Layout(4, 2, together=2), Kernel(), 2000)
     across, inside = (sample.per_replicate(fold_bounds(*folds)).sum(-1).mean(1) for folds in ((2, 4), (4, 2)))
+    assert torch.equal(sample.values.mean(1), across)
     shift = Measured.mean(inside - across)
     assert abs(shift.value) > 6 * shift.standard_error
 
