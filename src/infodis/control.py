@@ -53,6 +53,9 @@ FEW_ROWS = 12
 SHARE = 0.75
 """Of the slope on a surrogate's surprisals, as what to subtract: a regression on neighbours explains some of both."""
 
+STEEP, STEEP_SCALE = 12, 4.0
+"""The power of the share that is masked in a feature of `Kernel`, and its scale: priors count less for larger ones."""
+
 MOST_KNOWN = 512
 """Rows that a process is fitted to, at most: its time grows with their cube."""
 
@@ -202,7 +205,8 @@ class Kernel(Regression):
 
     Its covariance of two masks falls with the neighbours up to `radius` away in which they differ: by the factor
     exp(-strength) for one next to the position, by less further out [eq:kernel-control]. So it learns any function of
-    which neighbours are masked, nearby ones first, where a regression knows sums and pairs alone.
+    which neighbours are masked, nearby ones first, where a regression knows sums and pairs alone. One more feature of
+    the mask's size is steep where nearly all is masked.
 
     >>> import infodis
     >>> from infodis.oracle import MarkovChain
@@ -237,7 +241,7 @@ class Kernel(Regression):
         return True
 
     def features(self, around: Surroundings) -> Features:
-        return _centred(around)
+        return torch.cat([_centred(around), _steep(around)], dim=2)
 
     def process(self, around: Surroundings, masked: Rows) -> "GaussianProcess":
         distance = torch.tensor([abs(offset) for offset in self.offsets], dtype=torch.float32)
@@ -261,6 +265,18 @@ def _centred(around: Surroundings) -> Features:
         ],
         dim=2,
     )
+
+
+def _steep(around: Surroundings) -> Features:
+    """What rises where nearly all is masked, less its mean: networks that learned from small masks fail there."""
+    means = torch.tensor([_mean_power(round(size)) for size in around.size.flatten().tolist()])
+    return STEEP_SCALE * (around.share**STEEP - means.view_as(around.size))
+
+
+@functools.lru_cache(maxsize=512)
+def _mean_power(size: int) -> float:
+    """Of k/m, k uniform on 1..m."""
+    return float((torch.arange(1, size + 1, dtype=torch.float64) / size).pow(STEEP).mean())
 
 
 def _pairs(values: Tensor) -> Tensor:
