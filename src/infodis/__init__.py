@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from infodis.auto import Auto as Auto
     from infodis.auto import Blocks as Blocks
     from infodis.blocks import BlockLayout as BlockLayout
+    from infodis.control import Kernel as Kernel
     from infodis.control import Neighbours as Neighbours
     from infodis.control import Positions as Positions
     from infodis.control import Surrogate as Surrogate
@@ -71,7 +72,7 @@ __version__ = "0.3.0"
 _HOMES = {
     "auto": ("Auto", "Blocks"),
     "blocks": ("BlockLayout",),
-    "control": ("Neighbours", "Positions", "Surrogate"),
+    "control": ("Kernel", "Neighbours", "Positions", "Surrogate"),
     "design": (
         *("Dealt", "Enumerate", "Orders", "Pairs", "PowerCount", "StratifiedCount", "Tiled"),
         *("TimeFree", "TimeIntegral", "UniformCount"),

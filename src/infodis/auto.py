@@ -219,7 +219,8 @@ class Blocks(MaskDesign):
         return dataclasses.replace(self, inner=Enumerate())
 
     def layout(self, length: int, rows: int) -> Layout:
-        return self.inner.layout(self._largest(length), rows)
+        found = self.inner.layout(self._largest(length), rows)
+        return dataclasses.replace(found, together=1)  # a plan may hold all masks of a block, which parts do not
 
     def first_stage(self, length: int, rows: int) -> Layout:
         return self.inner.first_stage(self._largest(length), rows)

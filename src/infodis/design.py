@@ -38,16 +38,38 @@ LONGEST_ENUMERATION = 20
 FEWEST_REPLICATES = 4
 """With fewer, a spread says nothing about a standard error on average [eq:stein]."""
 
+FEW_ROWS = 8
+"""From here to three times as many rows, pairs of replicates are drawn together."""
+
 FIRST_STAGE = 16
 """The most replicates whose spread decides how many more a requested standard error takes [eq:stein]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a budget of forward passes becomes replicates: `replicates` times `rows` masks each."""
+    """How a budget of forward passes becomes replicates: `replicates` times `rows` masks each.
+
+    Where rows are very few, `together` replicates are the parts of one larger plan, which varies less than that many
+    small ones. They stand for replicates in standard errors, and take turns in the plan's sizes; controls are fitted
+    across plans. What the parts of a plan have in common would make their spread too small; but parts complement each
+    other, and differ in their sizes, so that it is rather too large.
+    """
 
     replicates: int
     rows: int
+    together: int = 1
+
+    @property
+    def plan(self) -> "Layout":
+        """What is drawn from one stream, as a single replicate."""
+        return Layout(1, self.rows * self.together)
+
+    @property
+    def turns(self) -> Int[Tensor, " rows"]:
+        """The rows of a plan, replicate by replicate: of four rows in turn, two replicates have the outer and inner."""
+        place = torch.arange(self.rows * self.together)
+        forth, back = place % self.together, self.together - 1 - place % self.together
+        return torch.where(place // self.together % 2 == 0, forth, back).argsort(stable=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,6 +398,9 @@ class Tiled(MaskDesign):
     positions keeps meeting. The procedure treats all positions alike, so every mask of a size is equally likely:
     exactly unbiased.
 
+    *Few rows.* Four replicates of two rows would have two groups of sizes each. Budgets of 8 to 23 rows, where targets
+    are at least as long, are dealt as plans of twice the rows instead, whose halves stand for replicates (`Layout`).
+
     >>> import infodis
     >>> from infodis.oracle import MarkovChain
     >>> chain = MarkovChain.random(order=1, vocab_size=3)
@@ -392,7 +417,9 @@ class Tiled(MaskDesign):
             raise InputError(f"Tiled needs 0 <= power <= 2 and floor > 0, got power={self.power}, floor={self.floor}.")
 
     def layout(self, length: int, rows: int) -> Layout:
-        return _few_replicates(length, rows, "Tiled")
+        found = _few_replicates(length, rows, "Tiled")
+        few = FEW_ROWS <= rows < 3 * FEW_ROWS and rows <= length and found.replicates % 2 == 0
+        return dataclasses.replace(found, together=2) if few else found
 
     def first_stage(self, length: int, rows: int) -> Layout:
         return _many_replicates(length, rows, "Tiled")

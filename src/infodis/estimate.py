@@ -467,7 +467,8 @@ class _Stage:
             designs = [in_blocks(auto.tiled, term.blocks) for term in combination.terms]
         layouts = [request.first_layout(one, size, rows) for one, size in zip(designs, sizes, strict=True)]
         replicates = min((layout.replicates for layout in layouts if layout.replicates > 1), default=1)
-        few = [dataclasses.replace(one, replicates=min(one.replicates, replicates)) for one in layouts]
+        together = min(layout.together for layout in layouts)  # terms that are drawn alike share their numbers
+        few = [Layout(min(one.replicates, replicates), one.rows, together) for one in layouts]
         return _Stage(combination, tuple(designs), tuple(few), pilot)
 
     @staticmethod

@@ -120,15 +120,17 @@ class Sample:
         return dataclasses.replace(self, weight=self.weight[:, :rows], seen=seen, beside=self.beside[:, :, :rows])
 
     def extend(self, count: int) -> "Coroutine[Sample]":
-        """Draw further replicates, `count` in all, each from the stream of its item and number."""
-        length, more = self.weight.shape[-1], range(self.count, count)
+        """Draw further replicates, `count` in all, each plan from the stream of its item and number."""
+        length, plan, each = self.weight.shape[-1], self.layout.plan, self.layout.together
+        more = range(self.count // each, count // each)
         if not more:
             return self
-        paths = [(name, replicate) for name in self.names for replicate in more]
+        paths = [(name, number) for name in self.names for number in more]
         keys = key_count(self.design, length)
-        masked, weight = self.design.masks(*numbers_of(keys, self.layout, seed=self.seed, paths=paths))
-        shape = (len(self.names), len(more) * self.layout.rows, length)
-        return (yield from self.add(masked.reshape(shape), weight.reshape(shape)))
+        drawn = self.design.masks(*numbers_of(keys, plan, seed=self.seed, paths=paths))
+        shape = (len(self.names), len(more) * plan.rows, length)
+        masked, weight = (part[:, self.layout.turns].reshape(shape) for part in drawn)
+        return (yield from self.add(masked, weight * each))
 
     def add(
         self, masked: Bool[Tensor, "items rows target"], weight: Float64[Tensor, "items rows target"]
@@ -168,7 +170,8 @@ class Sample:
 
         `first` replicates alone decide on a control and on errors, where the others were drawn because of them.
         """
-        folds = fold_bounds(first or self.count, self.layout.rows) if self.count > 1 else []
+        plans = (first or self.count) // self.layout.together
+        folds = fold_bounds(plans, self.layout.plan.rows) if self.count > 1 else []
         per_replicate = self.per_replicate(folds)
         values, credits = per_replicate.sum(-1), per_replicate.mean(1)
         errors = standard_error(per_replicate[:, :first], dim=1)

@@ -2,7 +2,7 @@
 
     from infodis.testing import check_control, check_design, check_predictor
     check_design(MyDesign())                 # certificate, unbiasedness, coverage; raises AssertionError, or reports
-    check_control(MyControl())               # features with mean zero
+    check_control(MyControl())               # features with mean zero, predictions with the mean that is stated
     check_predictor(my_predictor, tokens)    # normalised, deterministic, independent of batch composition
 
 `Tabulated` holds everything that a predictor says about one short target, and so the exact `nll`; runs on it cost next
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from infodis.blocks import BlockLayout, blocks_of
-from infodis.control import Regression, neighbour_maps, surroundings
+from infodis.control import Regression, neighbour_maps, predict, surroundings
 from infodis.design import Enumerate, Layout, MaskDesign, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request, estimate_items
@@ -350,9 +350,10 @@ def _edge(design: MaskDesign, length: int, rows: int, row: int, low: float, high
 
 
 def check_control(control: Regression, *, target: Iterable[int] = (0, 1, 2, 3, 5, 7)) -> None:
-    """Check a control: over all masks that hold a position, every feature must have mean zero [eq:control-means].
+    """Check a control: over all masks that hold a position, every feature must have mean zero [eq:control-means], and
+    what is predicted the mean that is stated, whatever it is fitted to [eq:control].
 
-    Raises `AssertionError` with the feature that has not. `target` are positions of a sequence; gaps are worth a try.
+    Raises `AssertionError` with what has not. `target` are positions of a sequence; gaps are worth a try.
 
     >>> from infodis import Neighbours
     >>> check_control(Neighbours(radius=2))
@@ -369,6 +370,28 @@ def check_control(control: Regression, *, target: Iterable[int] = (0, 1, 2, 3, 5
             f"Every feature must have mean zero over the masks that hold a position; feature {feature} of {control} "
             f"has {float(means[position, feature]):.3g} at position {int(places[position])}. Subtract its mean."
         )
+    predicted, stated = _means_of_predictions(control, masked, weight, maps)
+    if not torch.allclose(predicted, stated, rtol=1e-4, atol=1e-4):
+        raise AssertionError(
+            f"The mean of predictions over the masks that hold a position must be the stated one; {control} has "
+            f"{[round(mean, 4) for mean in predicted.tolist()]} and states {[round(m, 4) for m in stated.tolist()]}."
+        )
+
+
+def _means_of_predictions(
+    control: Regression, masked: Bool[Tensor, "one length masks"], weight: Tensor, maps: Tensor
+) -> tuple[Float64[Tensor, " length"], Float64[Tensor, " length"]]:
+    """Over all masks, of what was fitted to random surprisals at 24 of them: the mean by enumeration, and as stated."""
+    generator, length = stream(0, "check_control"), masked.shape[1]
+    some = torch.randint(masked.shape[2], (24,), generator=generator)
+    rows = torch.cat([masked[..., some], masked], dim=-1)
+    surprisal = torch.rand(rows.shape, generator=generator, dtype=torch.float64) * rows
+    folds = [(0, 12), (12, 24)]
+    found = predict(
+        control, rows, rows.double(), surprisal.unsqueeze(0), folds=folds, maps=maps, parts=(length,)
+    )  # rows behind the folds are predicted from both
+    prediction, mean = (part[0, 0, :, 24:] for part in found)
+    return (prediction * weight[0]).sum(-1), mean[:, 0]
 
 
 def check_predictor(

@@ -23,6 +23,22 @@ def test_bench_commands(tmp_path):
         assert runner.invoke(app, command).exit_code == 0
 
 
+def test_bench_texts_and_questions(tmp_path):
+    text = "the castle was built on a hill above the valley and the river flows through several towns to the sea "
+    (tmp_path / "text.txt").write_text(text * 4)
+    question = {"x": "Where does the river flow?", "choices": ["To the sea, of course.", "Up the hill."], "label": 0}
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps({"id": n, **question}) + "\n" for n in "ab"))
+    files = [str(tmp_path / name) for name in ("text.txt", "questions.jsonl")]
+    options = ["--texts", "2", "--runs", "2", "--rows", "8", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, ["bench", "texts", *files, *options])
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    assert [(one["source"], one["control"]) for one in found] == [
+        (source, control) for source in ("text.txt", "questions") for control in ("none", "Neighbours", "Kernel")
+    ]
+    assert all(one["llada"] > 0 and one["variance"] >= 0 for one in found)
+
+
 def test_variance_figure(tmp_path):
     found = list(variance([chain_problem(0.5, count=1, target=6)], rows=64, runs=3))
     save_picture(variance_figure(found), tmp_path / "variance.svg")

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -13,6 +13,10 @@ from rich.table import Table
 
 from infodis.cli.screen import check_places, console, progress_console
 from infodis.files import result_text
+
+if TYPE_CHECKING:
+    from infodis.item import Item
+    from infodis.models.model import Model
 
 bench = typer.Typer(help="Measure the estimators against exact answers.", no_args_is_help=True, rich_markup_mode="rich")
 
@@ -67,35 +71,40 @@ def bench_variance(
 
 @bench.command("texts")
 def bench_texts(
-    text: Annotated[Path, typer.Argument(help="Plain text or gzip: cut into windows, or one text a line.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES...", help="Text or gzip, cut into windows of 16 + 48 tokens; JSONL: questions."),
+    ],
     model: Annotated[str, typer.Option("--model", "-m", help="A model by name or directory.")] = "text8-tiny",
-    count: Annotated[int, typer.Option("--texts", min=2, help="Texts.")] = 8,
+    count: Annotated[int, typer.Option("--texts", min=2, help="Texts of each file.")] = 8,
     budgets: Annotated[list[int] | None, typer.Option("--rows", min=8, help="Forward passes; repeatable.")] = None,
     runs: Runs = 24,
-    by_line: Annotated[bool, typer.Option("--lines", help="One text a line, instead of windows of 16 + 48.")] = False,
+    by_line: Annotated[bool, typer.Option("--lines", help="One text a line, instead of windows.")] = False,
     tokenizer: Annotated[str | None, typer.Option(help="For a model that comes without one.")] = None,
     out: Out = None,
 ) -> None:
     """Variance of texts under a network with each control, in times below LLaDA's sampler at as many passes.
 
-    Example: [bold]infodis bench texts text8_valid.txt.gz --texts 8 --runs 24[/bold]
-    """
-    import torch
+    Questions are rows {x, choices, label}, read as `infodis reproduce variance-time-free` reads them; those of all
+    files are one group.
 
+    Example: [bold]infodis bench texts text8_valid.txt.gz hellaswag.jsonl piqa.jsonl --texts 8 --runs 24[/bold]
+    """
     from infodis.apps.bench import texts
     from infodis.models.loading import load
-    from infodis.models.text_files import encode_file
-    from infodis.models.text_files import texts as texts_of
 
     loaded = load(model, tokenizer=tokenizer)
-    if by_line:
-        rows = [line for _, piece in texts_of(text) for line in piece.split("\n")]
-        items = texts.lines(loaded, rows, count=count, most=128)
-    else:
-        tokens = torch.from_numpy(encode_file(text, loaded.tokenizer)).long()
-        items = texts.windows(tokens, count=count, context=16, target=48)
-    made = texts.text_variance(loaded, items, runs=runs, budgets=budgets or texts.BUDGETS)
-    found = _collect("runs on every text", made, out, "texts")
+    groups: "dict[str, list[Item]]" = {}
+    for file in files:
+        asked = file.suffixes[:1] == [".jsonl"]
+        read = _questions if asked else _lines if by_line else _windows
+        groups.setdefault("questions" if asked else file.name, []).extend(read(loaded, file, count))
+
+    def made() -> Iterator[Any]:
+        for source, items in groups.items():
+            yield from texts.text_variance(loaded, items, source=source, runs=runs, budgets=budgets or texts.BUDGETS)
+
+    found = _collect("runs on every text", made(), out, "texts")
     columns: Columns = {
         "passes": lambda one: f"{one.rows}",
         "control": _control,
@@ -104,8 +113,37 @@ def bench_texts(
         "times below": lambda one: f"{one.times_below:.2f} ± {one.error:.2f}",
         "SE^2 / variance": lambda one: f"{one.calibration:.2f}",
     }
-    _print(found, columns, f"{model}: {len(items)} texts, {runs} runs")
+    for source, items in groups.items():
+        _print((o for o in found if o.source == source), columns, f"{model}, {source}: {len(items)} texts, {runs} runs")
     _save(found, out, "texts")
+
+
+def _windows(model: "Model", file: Path, count: int) -> "list[Item]":
+    import torch
+
+    from infodis.apps.bench.texts import windows
+    from infodis.models.text_files import encode_file
+
+    tokens = torch.from_numpy(encode_file(file, model.tokenizer)).long()
+    return windows(tokens, count=count, context=16, target=48)
+
+
+def _lines(model: "Model", file: Path, count: int) -> "list[Item]":
+    from infodis.apps.bench.texts import lines
+    from infodis.models.text_files import texts
+
+    return lines(model, [line for _, piece in texts(file) for line in piece.split("\n")], count=count, most=128)
+
+
+def _questions(model: "Model", file: Path, count: int) -> "list[Item]":
+    from infodis.apps.reproduce.data import HELLASWAG
+    from infodis.apps.reproduce.triplets import choose_fitting, question, read_response
+
+    window = min(192, model.length or 192)
+    rows = [question(row, 0) for row in HELLASWAG.read(file)]
+    read = {row.id: read_response(model, row.prompt, row.both, window=window) for row in rows}
+    kept = choose_fitting(rows, lambda row: read[row.id] is not None, count=count, seed=0)
+    return [item for item in (read[row.id] for row in kept) if item is not None]
 
 
 @bench.command("auto")

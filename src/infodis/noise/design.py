@@ -135,7 +135,7 @@ class NoiseDesign:
 
     def _large_enough(self, layout: Layout, rows: int) -> Layout:
         if layout.rows >= SMALLEST:
-            return layout
+            return Layout(layout.replicates, layout.rows)
         return Layout(rows // SMALLEST, rows // (rows // SMALLEST))
 
     def numbers(self, length: int, rows: int, *, seed: int, paths: list[tuple[Name, ...]]) -> Numbers:

@@ -15,7 +15,7 @@ from torch import Tensor
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
 from infodis.apps.bench.problems import Problem
 from infodis.auto import Auto
-from infodis.control import Control, Neighbours
+from infodis.control import Control, Kernel, Neighbours
 from infodis.design import (
     Layout,
     MaskDesign,
@@ -313,7 +313,7 @@ class Instant(Predictor):
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds for a piece of work on one core."""
+    """Seconds of processor time for a piece of work on one core."""
 
     work: str
     seconds: float
@@ -334,43 +334,44 @@ def overhead(*, sequences: int = 1000, rows: int = 128, length: int = 64) -> Ite
             "nll, Tiled without control": Request(Tiled(), None, rows),
             "nll, TimeFree with Neighbours": Request(TimeFree(), Neighbours(), rows),
         }.items():
-            start = time.perf_counter()
+            start = time.process_time()
             estimate_items(Instant(), items, request, seed=0)
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             work = f"{name}: {sequences} sequences x {rows} rows x {length} positions"
             yield Timing(work, seconds, sequences * rows / seconds, "rows/s")
-        for target in (64, 1024, 4096):
-            yield _time_long(target, rows=rows)
-        yield from _time_surrogate(rows)
+        for control, target in itertools.product((Neighbours(), Kernel()), (64, 1024, 4096)):
+            yield _time_long(control, target, rows=rows)
+        yield from _time_network(rows)
         yield _time_oracle()
     finally:
         torch.set_num_threads(threads)
 
 
-def _time_long(target: int, *, rows: int, positions: int = 8192) -> Timing:
+def _time_long(control: Control, target: int, *, rows: int, positions: int = 8192) -> Timing:
     """Planning, control and summing of targets of that length, as many positions in all."""
     items = [Item.read(torch.randint(4, (target,), generator=stream(n, "long"))) for n in range(positions // target)]
-    start = time.perf_counter()
-    estimate_items(Instant(), items, Request(Tiled(), Neighbours(), rows), seed=0)
-    seconds = time.perf_counter() - start
-    work = f"nll, Tiled with Neighbours: {len(items)} sequences x {rows} rows x {target} positions"
+    start = time.process_time()
+    estimate_items(Instant(), items, Request(Tiled(), control, rows), seed=0)
+    seconds = time.process_time() - start
+    work = f"nll, Tiled with {type(control).__name__}: {len(items)} sequences x {rows} rows x {target} positions"
     return Timing(work, seconds, rows * positions / seconds, "positions/s")
 
 
-def _time_surrogate(rows: int, *, length: int = 64) -> Iterator[Timing]:
-    """A network and its surrogate on the same masked rows."""
+def _time_network(rows: int, *, length: int = 64) -> Iterator[Timing]:
+    """A small network, and its surrogate if it has one, on the same masked rows."""
     model = load("text8-tiny")
-    if model.surrogate is None or model.surrogate.predictor is None:
-        return
+    predictors: dict[str, Predictor] = {"text8-tiny": model}
+    if model.surrogate is not None and model.surrogate.predictor is not None:
+        predictors["its surrogate"] = model.surrogate.predictor
     text = model.encode("the history of the city begins with a small settlement on the river and")[:length]
     layout = Tiled().layout(length, rows)
     generators = [stream(0, "surrogate", n) for n in range(layout.replicates)]
     masked = Tiled().masks(*numbers(length, layout, generators))[0].flatten(0, 1)
-    for name, predictor in (("text8-tiny", model), ("its surrogate", model.surrogate.predictor)):
+    for name, predictor in predictors.items():
         predictor.surprisal(text.expand(2, -1), masked[:2])
-        start = time.perf_counter()
+        start = time.process_time()
         predictor.surprisal(text.expand(len(masked), -1), masked)
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         yield Timing(f"{name}: {len(masked)} rows of {length} characters", seconds, len(masked) / seconds, "rows/s")
 
 
@@ -378,7 +379,7 @@ def _time_oracle(rows: int = 8192, length: int = 32) -> Timing:
     chain = MarkovChain.random(order=4, vocab_size=4)
     tokens = chain.sample(rows, length=length, generator=stream(0, "timing"))
     masked = torch.rand(rows, length, generator=stream(1, "timing")) < 0.5
-    start = time.perf_counter()
+    start = time.process_time()
     chain.surprisal(tokens, masked)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     return Timing(f"oracle: order-4 chain, {rows} masked rows of length {length}", seconds, rows / seconds, "rows/s")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from infodis.apps.bench.moments import Moments, law
 from infodis.apps.bench.peers import LladaSampler
-from infodis.control import Neighbours, Surrogate
+from infodis.control import Control, Kernel, Neighbours, Surrogate
 from infodis.design import Tiled
 from infodis.errors import InputError
 from infodis.evaluate import Batching, ItemBatch, run
@@ -24,7 +24,7 @@ from infodis.result import Measured, standard_error
 from infodis.rng import key
 from infodis.sample import Sample
 
-BUDGETS = (8, 16, 32, 128)
+BUDGETS = (8, 16, 32, 64, 128)
 BATCH = 16
 """Of LLaDA's sampler, where as many rows are paid for."""
 
@@ -34,6 +34,8 @@ class TextVariance:
     """Variances of one control at one budget, over texts."""
 
     model: str
+    source: str
+    """Where the texts come from."""
     control: str
     rows: int
     texts: int
@@ -50,7 +52,7 @@ class TextVariance:
 
 
 def text_variance(
-    model: Model, items: Sequence[Item], *, runs: int, budgets: Sequence[int] = BUDGETS, seed: int = 0
+    model: Model, items: Sequence[Item], *, source: str, runs: int, budgets: Sequence[int] = BUDGETS, seed: int = 0
 ) -> Iterator[TextVariance]:
     """`Tiled` with each control, at each budget."""
     moments = [Moments.drawn(model, item, seed=seed) for item in items]
@@ -66,6 +68,7 @@ def text_variance(
             calibration = sum(told) / sum(mine)
             yield TextVariance(
                 model.name,
+                source,
                 name,
                 rows,
                 len(items),
@@ -79,18 +82,21 @@ def text_variance(
 
 
 def _drawn(model: Model, item: Item, rows: int, runs: int, seed: int) -> dict[str, Float64[Tensor, "runs replicates"]]:
-    """The replicates of many runs on one text, without a control, with the regression alone, and with the surrogate."""
+    """The replicates of many runs on one text, with each control on the same rows, and with the surrogate if any."""
     names = [key(item.key, "variance", rows, number) for number in range(runs)]
     items, design = [item] * runs, Tiled()
     layout = design.layout(item.target.numel(), rows)
     sample = Sample.of(items, names, ItemBatch.of(model, items), design, layout, control=Surrogate(), seed=seed)
     sample = run(sample.extend(layout.replicates), Batching())
     alone = dataclasses.replace(sample, beside=sample.beside[:0], exact_beside=sample.exact_beside[:0])
-    found = {
-        "none": dataclasses.replace(alone, control=None).values,
-        "Neighbours": dataclasses.replace(alone, control=Neighbours()).values,
-    }
-    return {**found, "Surrogate": sample.values} if len(sample.beside) else found
+    regressions: dict[str, Control | None] = {"none": None, "Neighbours": Neighbours(), "Kernel": Kernel()}
+    found = {name: dataclasses.replace(alone, control=control).values for name, control in regressions.items()}
+    if not isinstance(sample.control, Surrogate):
+        return found
+    for name in ("Neighbours", "Kernel"):
+        both = dataclasses.replace(sample.control, residual=regressions[name])
+        found[f"Surrogate, {name}"] = dataclasses.replace(sample, control=both).values
+    return found
 
 
 def windows(text: Int[Tensor, " tokens"], *, count: int, context: int, target: int) -> list[Item]:

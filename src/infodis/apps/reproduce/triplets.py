@@ -57,11 +57,12 @@ BUILT_IN = (
 def questions(workspace: Workspace, data: DataFile[Rows]) -> list[Triplet]:
     """Questions with choices, each with its right choice and one of the wrong ones."""
     return (
-        list(BUILT_IN) if workspace.size == "smoke" else [_question(row, workspace.seed) for row in data.get(workspace)]
+        list(BUILT_IN) if workspace.size == "smoke" else [question(row, workspace.seed) for row in data.get(workspace)]
     )
 
 
-def _question(row: dict[str, Any], seed: int) -> Triplet:
+def question(row: dict[str, Any], seed: int) -> Triplet:
+    """A row of multiple choice, with one of its wrong choices."""
     choices, label = row["choices"], row["label"]
     if not all(isinstance(choice, str) for choice in choices):
         raise InputError(f"Question {row['id']}: choices must be texts.")
