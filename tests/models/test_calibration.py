@@ -104,8 +104,13 @@ def test_what_is_no_surrogate_is_refused(tmp_path: Path):
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A copy of text8-tiny."""
-    return Path(shutil.copytree(locate("text8-tiny"), tmp_path / "model"))
+    """A copy of text8-tiny, without its surrogate."""
+    return Path(shutil.copytree(locate("text8-tiny"), tmp_path / "model", ignore=shutil.ignore_patterns(SURROGATE)))
+
+
+def test_text8_tiny_ships_with_one_of_its_own():
+    model = infodis.load("text8-tiny")
+    assert model.surrogate.beta is not None  # None for weights that it was not calibrated with
 
 
 def test_the_command_stores_it_and_scores_take_it(model: Path, tmp_path: Path):
