@@ -52,7 +52,7 @@ class Score:
 
     >>> one = score("text8-tiny", "the capital of france")[0]
     >>> round(one.value), one.standard_error < 1, one.tokens, abs(sum(one.per_token) - one.value) < 1e-9
-    (34, True, 21, True)
+    (35, True, 21, True)
     """
 
     estimate: Estimate

@@ -34,7 +34,9 @@ def test_bench_texts_and_questions(tmp_path):
     assert done.exit_code == 0, done.output
     found = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
     assert [(one["source"], one["control"]) for one in found] == [
-        (source, control) for source in ("text.txt", "questions") for control in ("none", "Neighbours", "Kernel")
+        (source, control)
+        for source in ("text.txt", "questions")
+        for control in ("none", "Neighbours", "Kernel", "Surrogate, Neighbours", "Surrogate, Kernel")
     ]
     assert all(one["llada"] > 0 and one["variance"] >= 0 for one in found)
 
