@@ -127,3 +127,16 @@ def test_the_command_stores_it_and_scores_take_it(model: Path, tmp_path: Path):
     assert loaded.fingerprint == infodis.load("text8-tiny").fingerprint  # it is no part of the model
     named = ModelSpec(str(model), ModelOptions(device="cpu")).settings()["surrogate"]
     assert loaded.wiring["surrogate"] == named == found.control.fingerprint
+
+
+def test_an_older_one_is_replaced_and_other_files_are_not(model: Path, tmp_path: Path):
+    (tmp_path / "corpus.txt").write_text("the cat sat on the mat while the dog ran " * 60)
+    calibrated = ("calibrate", model, tmp_path / "corpus.txt", "--texts", 8, "--device", "cpu", "--states")
+    invoke(*calibrated, 4)
+    first = (model / SURROGATE).read_bytes()
+    invoke(*calibrated, 5)
+    assert (model / SURROGATE).read_bytes() != first
+    (model / SURROGATE).write_text("mine")
+    with pytest.raises(InputError, match="not what infodis wrote"):
+        invoke(*calibrated, 5)
+    assert (model / SURROGATE).read_text() == "mine"

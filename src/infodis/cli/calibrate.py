@@ -42,7 +42,7 @@ def calibrate(
     if loaded.blocks is not None or loaded.directory is None:
         raise InputError(f"{name} works block by block, where a surrogate is of no use.")
     path = loaded.directory / SURROGATE if out is None else out
-    check_places(path)
+    check_places(None if SurrogateFile.is_one(path) else path)  # an older one is replaced, anything else is not
     tokens = torch.from_numpy(encode_file(corpus, loaded.tokenizer, field)).long()
     with counting("steps") as progress:
         found = calibrated(loaded, tokens, states=states, texts=texts, progress=progress)

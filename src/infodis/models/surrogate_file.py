@@ -63,6 +63,15 @@ class SurrogateFile:
                 f"{path} is no surrogate of infodis ({error}). Make it anew: infodis calibrate."
             ) from error
 
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether `save` wrote what is there."""
+        try:
+            SurrogateFile.load(path)
+        except (InputError, OSError):
+            return False
+        return True
+
     def for_model(self, fingerprint: str) -> Surrogate:
         """With its beta for the model that it was made with; for another one beta is fitted to every text."""
         return self.surrogate if fingerprint == self.model else dataclasses.replace(self.surrogate, beta=None)
