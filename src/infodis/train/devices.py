@@ -25,7 +25,7 @@ class Devices:
                 from accelerate import Accelerator
             except ImportError as error:
                 raise InputError("Several processes need accelerate: pip install 'infodis[train]'.") from error
-            self._accelerator = Accelerator(cpu=device == "cpu")
+            self._accelerator = Accelerator(cpu=device_named(device).type == "cpu")  # accelerate does not look for itself
             self.device = self._accelerator.device
             self.rank, self.count = self._accelerator.process_index, self._accelerator.num_processes
             return
