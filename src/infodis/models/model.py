@@ -28,6 +28,7 @@ from infodis.models.clean_texts import CleanTexts
 from infodis.models.files import ModelFiles
 from infodis.models.nets.block_network import BlockNetwork, CleanEncoder
 from infodis.models.nets.network import LOGITS_AT_ONCE, Network, NoiseNetwork, evaluation_mode
+from infodis.models.nets.products import ByOneDNN
 from infodis.models.surrogate_file import SurrogateFile
 from infodis.models.tokenizers import Encoding, Tokenizer
 from infodis.noise.design import Noise
@@ -329,7 +330,7 @@ class Model(CertaintyPredictor):
         """In evaluation mode, also while the network is being trained, and in the precision that is asked for."""
         with (
             evaluation_mode(self.network),
-            torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext(),
+            torch.autocast(self.device.type, torch.bfloat16) if self.autocast else ByOneDNN(),
         ):
             yield
 

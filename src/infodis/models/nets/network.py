@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from infodis.models.nets.products import linear
+
 Tokens = Int[Tensor, "rows length"]
 Places = Bool[Tensor, "rows length"]
 Features = Float[Tensor, "... width"]
@@ -123,7 +125,7 @@ class Network(nn.Module):
         for start in range(0, last, COLUMNS_AT_ONCE):
             stop = min(start + COLUMNS_AT_ONCE, last)
             bias = None if layer.bias is None else layer.bias[start:stop]
-            block = F.linear(features, layer.weight[start:stop], bias).float()
+            block = linear(features, layer.weight[start:stop], bias).float()
             if start <= self.mask_token < stop:
                 block[:, self.mask_token - start] = -torch.inf
             here = ((tokens >= start) & (tokens < stop)).nonzero().squeeze(1)

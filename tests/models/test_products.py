@@ -1,0 +1,94 @@
+"""Products by oneDNN: the same numbers as PyTorch's own, wherever they are taken, and nobody's modules are touched."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from infodis.models.nets import products
+from infodis.models.nets.products import ByOneDNN, linear, onednn_is_faster
+from infodis.rng import stream
+
+here = pytest.mark.skipif(not onednn_is_faster(), reason="needs a processor with AVX-512")
+
+
+def _numbers(*shape, name="x"):
+    return torch.randn(shape, generator=stream(0, name, *shape))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts the calls of oneDNN."""
+    real, counted = torch.ops.mkldnn._linear_pointwise, []
+
+    def counting(*args):
+        counted.append(1)
+        return real(*args)
+
+    monkeypatch.setattr(products.torch.ops.mkldnn, "_linear_pointwise", counting)
+    return counted
+
+
+@here
+@pytest.mark.parametrize("shape", [(1, 8), (3, 5, 8), (2, 3, 4, 8), (0, 8)], ids=str)
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_against_torch(shape, biased):
+    x, weight = _numbers(*shape), _numbers(6, 8, name="weight")
+    bias = _numbers(6, name="bias") if biased else None
+    found, right = linear(x, weight, bias), F.linear(x, weight, bias)
+    assert found.shape == right.shape
+    assert torch.allclose(found, right, atol=1e-5)
+
+
+@here
+def test_parts_of_weights_against_torch():
+    weight, x = _numbers(64, 16, name="weight"), _numbers(7, 16)
+    assert torch.allclose(linear(x, weight[10:30]), F.linear(x, weight[10:30]), atol=1e-5)
+    assert torch.allclose(linear(x, weight.t()[:, :16]), F.linear(x, weight.t()[:, :16]), atol=1e-5)
+    assert torch.allclose(linear(x[::2], weight), F.linear(x[::2], weight), atol=1e-5)
+
+
+@here
+def test_modules_of_others_are_redirected_and_left_alone(calls):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).train(False)
+    x, before = _numbers(2, 5, 16), dict(layer.named_modules())
+    with torch.no_grad():
+        right = nn.Sequential(layer.linear1, nn.GELU(), layer.linear2)(x)
+        assert not calls
+        with ByOneDNN():
+            found = nn.Sequential(layer.linear1, nn.GELU(), layer.linear2)(x)
+    assert len(calls) == 2
+    assert torch.allclose(found, right, atol=1e-5)
+    assert dict(layer.named_modules()) == before
+
+
+@here
+def test_new_weights_count_at_once():
+    layer, x = nn.Linear(8, 4), _numbers(3, 8)
+    with torch.no_grad(), ByOneDNN():
+        first = layer(x)
+        layer.weight.mul_(2)
+        layer.bias.mul_(2)
+        assert torch.allclose(layer(x), 2 * first, atol=1e-5)
+
+
+def test_gradients_are_torchs_own(calls):
+    layer, x = nn.Linear(8, 4), _numbers(3, 8).requires_grad_()
+    with ByOneDNN():
+        layer(x).sum().backward()
+    assert not calls
+    assert torch.allclose(x.grad, layer.weight.sum(0).expand(3, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_are_torchs_own(calls, dtype):
+    x, weight = _numbers(3, 8).to(dtype), _numbers(4, 8, name="weight").to(dtype)
+    assert torch.equal(linear(x, weight), F.linear(x, weight))
+    assert not calls
+
+
+def test_autocast_is_honoured(calls):
+    layer = nn.Linear(8, 4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), ByOneDNN():
+        assert layer(_numbers(3, 8)).dtype == torch.bfloat16
+    assert not calls
