@@ -14,7 +14,9 @@ from torch import Tensor
 
 from infodis.control import FEWEST_PARTS
 from infodis.design import (
+    FEWEST_REPLICATES,
     LONGEST_ENUMERATION,
+    SMALLEST_STAGE,
     Enumerate,
     Keys,
     Layout,
@@ -41,6 +43,9 @@ FEWEST_ROWS = 16
 
 LONGEST_BLIND = 4
 """Tokens of blocks in which orders are taken without a pilot: in blocks of six, `Tiled` is as good."""
+
+TYPICAL_CHANGE = 0.5
+"""The mean square of what revealing one token changes about another, in text, in nats squared."""
 
 TYPICAL = 0.5
 """Variance of `Tiled` with its control, times rows, per token, where a token has eight rows: in nats squared."""
@@ -129,10 +134,15 @@ class Auto(MaskDesign):
         left = max(rows - spent, Orders().smallest(length))
         pairs = 0 if precision is not None else (left - 1) // (2 * (length - 1))
         orders = Orders(antithetic=pairs >= 8)  # a few pairs leave too many rows over
-        each = length / 4 * _disagreement(length, surprisal) * (0.75 if orders.antithetic else 1.0)
+        disagreement, change = _disagreement(length, surprisal)
+        each = length / 4 * disagreement * (0.75 if orders.antithetic else 1.0)
         predicted = each / (pairs if orders.antithetic else (left - 1) // (length - 1))
         typical = TYPICAL * length / left * (0.12 + 0.5 * length / left) / (0.12 + 0.5 / 8)  # [eq:auto]
-        enough = precision is None or 2 * each <= precision**2  # so that the fewest replicates will do
+        enough = precision is None
+        if precision is not None:
+            rows = _first_rows(rows, change)
+            cheap = FEWEST_REPLICATES * (length - 1) < max(rows, _tiled_rows(length, precision, change))
+            enough = cheap and 2 * each <= precision**2  # so that the fewest replicates will do
         margin = self.margin * _leaves(length, spent) / LEAVES
         if enough and predicted < margin * typical:  # false if it is not a number
             return orders, left
@@ -158,8 +168,8 @@ def _stars(
     return torch.cat([base, base & (revealed.unsqueeze(-1) != torch.arange(length))], dim=1), revealed
 
 
-def _disagreement(length: int, surprisal: Float64[Tensor, "*all pilot length"]) -> float:
-    """The mean square of the commutators that a pilot saw [eq:commutator].
+def _disagreement(length: int, surprisal: Float64[Tensor, "*all pilot length"]) -> tuple[float, float]:
+    """The mean squares of the commutators that a pilot saw [eq:commutator], and of the changes themselves.
 
     The change of a by b is f(M, a) - f(M - b, a); the commutator is the change of a by b less that of b by a.
     """
@@ -168,8 +178,21 @@ def _disagreement(length: int, surprisal: Float64[Tensor, "*all pilot length"]) 
     revealed = _stars(length, rows.shape[-3], leaves)[1]
     at = rows.take_along_dim(revealed.unsqueeze(1).view(*[1] * (rows.ndim - 3), -1, 1, leaves), dim=-1)
     changes = at[..., :1, :] - at[..., 1:, :]
-    commutators = (changes - changes.transpose(-1, -2))[..., ~torch.eye(leaves, dtype=torch.bool)]
-    return float(commutators.square().mean())
+    pairs = ~torch.eye(leaves, dtype=torch.bool)
+    commutators = (changes - changes.transpose(-1, -2))[..., pairs]
+    return float(commutators.square().mean()), float(changes[..., pairs].square().mean())
+
+
+def _first_rows(rows: int, change: float) -> int:
+    """A first stage was meant for text, and grows with the square root of what is needed: less where little changes."""
+    return min(rows, max(SMALLEST_STAGE, round(rows * math.sqrt(min(1.0, change / TYPICAL_CHANGE)))))
+
+
+def _tiled_rows(length: int, precision: float, change: float) -> float:
+    """What `Tiled` needs for a standard error, if its variance is typical; less where little depends on masks."""
+    scale = TYPICAL * length / (0.12 + 0.5 / 8) * min(1.0, change / TYPICAL_CHANGE)
+    # [eq:auto]: scale / rows * (0.12 + length / (2 rows)) = precision^2
+    return scale / precision**2 * (0.06 + math.sqrt(0.06**2 + length * precision**2 / (2 * scale))) if scale else 0.0
 
 
 def _leaves(length: int, rows: int) -> int:

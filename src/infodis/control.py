@@ -54,13 +54,16 @@ SHARE = 0.75
 """Of the slope on a surrogate's surprisals, as what to subtract: a regression on neighbours explains some of both."""
 
 STEEP, STEEP_SCALE = 12, 4.0
-"""The power of the share that is masked in a feature of `Kernel`, and its scale: priors count less for larger ones."""
+"""The power of the share that is masked in the last feature, and its scale: priors count less for larger ones."""
+
+PROCESS_ROWS = 48
+"""With fewer rows `Kernel` is `Neighbours`: a process has too little to learn from, and its errors seem too small."""
 
 MOST_KNOWN = 512
 """Rows that a process is fitted to, at most: its time grows with their cube."""
 
-PROCESS_CHUNK = 2**24
-"""Entries of covariances that are worked on at a time: bounds memory, changes no number."""
+PROCESS_CHUNK = 2**21
+"""Entries of covariances that are worked on at a time: few enough for the cache of a processor. Changes no number."""
 
 Rows = Bool[Tensor, "items length rows"]
 Values = Float64[Tensor, "items length rows"]
@@ -146,6 +149,10 @@ class Regression(Control):
         """What is fitted to the rest, if anything."""
         return None
 
+    def for_rows(self, rows: int) -> "Regression":
+        """What is fitted to so many rows: something simpler, where these are too few."""
+        return self
+
 
 @dataclasses.dataclass(frozen=True)
 class Positions(Regression):
@@ -201,12 +208,12 @@ class Neighbours(Regression):
 
 @dataclasses.dataclass(frozen=True)
 class Kernel(Regression):
-    """`Neighbours` with shared slopes, and on what they leave a Gaussian process of every position's own.
+    """`Neighbours` with shared slopes, and on what they leave a Gaussian process of every position's own. The default.
 
     Its covariance of two masks falls with the neighbours up to `radius` away in which they differ: by the factor
     exp(-strength) for one next to the position, by less further out [eq:kernel-control]. So it learns any function of
-    which neighbours are masked, nearby ones first, where a regression knows sums and pairs alone. One more feature of
-    the mask's size is steep where nearly all is masked.
+    which neighbours are masked, nearby ones first, where a regression knows sums and pairs alone. With fewer than 48
+    rows it is `Neighbours`.
 
     >>> import infodis
     >>> from infodis.oracle import MarkovChain
@@ -241,7 +248,10 @@ class Kernel(Regression):
         return True
 
     def features(self, around: Surroundings) -> Features:
-        return torch.cat([_centred(around), _steep(around)], dim=2)
+        return _centred(around)
+
+    def for_rows(self, rows: int) -> Regression:
+        return self if rows >= PROCESS_ROWS else Neighbours(self.intercept_prior, self.slope_prior, self.shared_prior)
 
     def process(self, around: Surroundings, masked: Rows) -> "GaussianProcess":
         distance = torch.tensor([abs(offset) for offset in self.offsets], dtype=torch.float32)
@@ -262,6 +272,7 @@ def _centred(around: Surroundings) -> Features:
             _pairs(around.neighbours) - _pairs(around.present) / 3,
             share - (size + 1) / (2 * size),
             share**2 - (size + 1) * (2 * size + 1) / (6 * size**2),
+            _steep(around),
         ],
         dim=2,
     )
@@ -313,7 +324,7 @@ class Surrogate(Control):
     """A `Distribution`."""
     beta: float | None = None
     """What its surprisals are multiplied by, known from other data. None: fitted to the other folds of replicates."""
-    residual: Control | None = Neighbours()
+    residual: Control | None = Kernel()
     fingerprint: str = dataclasses.field(default="", compare=False)
     """A hash of the file that it was read from."""
 
@@ -514,7 +525,7 @@ def predict(
 
 
 def _change(slope: Float64[Tensor, "layers items length features"], features: Features) -> Layers:
-    return torch.stack([(one.float().unsqueeze(-1) * features).sum(2) for one in slope]).double()
+    return torch.stack([(one.float().unsqueeze(-2) @ features).squeeze(2) for one in slope]).double()
 
 
 def surroundings(masked: Rows, maps: Maps, parts: tuple[int, ...]) -> Surroundings:

@@ -41,6 +41,9 @@ FEWEST_REPLICATES = 4
 FEW_ROWS = 8
 """From here to three times as many rows, pairs of replicates are drawn together."""
 
+SMALLEST_STAGE = 72
+"""Forward passes of a first stage at least: a pilot, and eight replicates of eight rows."""
+
 FIRST_STAGE = 16
 """The most replicates whose spread decides how many more a requested standard error takes [eq:stein]."""
 

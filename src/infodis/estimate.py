@@ -23,6 +23,7 @@ from infodis.control import Control, Surrogate
 from infodis.design import (
     FEWEST_REPLICATES,
     LONGEST_ENUMERATION,
+    SMALLEST_STAGE,
     Layout,
     MaskDesign,
 )
@@ -48,9 +49,6 @@ from infodis.sample import Sample
 DEFAULT_EVALUATIONS = 128
 DEFAULT_CAP = 4096
 """Forward passes per sequence at which a request for a standard error gives up, unless `evaluations` says otherwise."""
-
-SMALLEST_STAGE = 72
-"""Forward passes of a first stage at least: a pilot, and eight replicates of eight rows."""
 
 LARGEST_STAGE = 1024
 """Forward passes of a first stage at most: sixteen replicates of 64 rows."""

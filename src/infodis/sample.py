@@ -225,6 +225,7 @@ class Sample:
     ) -> Float64[Tensor, "layers items rows target"]:
         """Weighted residuals, plus each row's share of the known mean [eq:control]."""
         parts = self.design.parts(masked.shape[-1])
+        control = control.for_rows(folds[-1][1])
         maps = neighbour_maps(self.batch.target, control.offsets, parts)
         step = max(1, CONTROL_CHUNK // masked[0].numel())
         residuals = []

@@ -305,6 +305,7 @@ def bench_overhead(out: Out = None) -> None:
         "work": lambda one: one.work,
         "seconds": lambda one: f"{one.seconds:.2f}",
         "rate": lambda one: f"{one.rate:,.0f} {one.unit}",
+        "peak memory, MiB": lambda one: "" if one.peak_mebibytes is None else f"{one.peak_mebibytes:.0f}",
     }
     _print(found, columns)
     _save(found, out, "overhead")
@@ -312,17 +313,31 @@ def bench_overhead(out: Out = None) -> None:
 
 @bench.command("throughput")
 def bench_throughput(
-    texts: Annotated[int, typer.Option(min=2, help="Random texts of 20 to 120 tokens.")] = 200, out: Out = None
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Text or gzip, cut into windows of 16 + 48 tokens; random if left out."),
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="For FILE: a model by name or directory.")] = None,
+    texts: Annotated[int, typer.Option(min=2, help="How many; random ones have 20 to 120 tokens.")] = 200,
+    out: Out = None,
 ) -> None:
-    """Rows per second, memory and time to a standard error, beside the way people score today. Needs transformers.
+    """Rows per second, memory and time to a standard error, beside the way people score today.
+
+    Without a file: random texts under a BERT with random weights, which needs transformers.
 
     Example: [bold]infodis bench throughput --texts 40[/bold]
+
+    Example: [bold]infodis bench throughput text8_valid.txt.gz --model text8-tiny[/bold]
     """
     from infodis.apps.bench.throughput import throughput
 
-    found = _collect("today's way, then infodis", throughput(texts), out, "throughput")
+    if (source is None) != (model is None):
+        raise typer.BadParameter("Give a file and --model, or neither.")
+    made = throughput(texts, model=model, source=source)
+    found = _collect("today's way, then infodis", made, out, "throughput")
     today, ours = found
-    table = Table("", *(one.way for one in found), "ratio", title=f"a BERT of 4 x 256, 30,522 tokens, {texts} texts")
+    name = "a BERT of 4 x 256, 30,522 tokens" if model is None else f"{model}, {source}"
+    table = Table("", *(one.way for one in found), "ratio", title=f"{name}, {texts} texts")
     for name, title, higher_is_better in (
         ("rows_per_second", "rows per second", True),
         ("peak_mebibytes", "peak memory beyond the model, MiB", False),

@@ -25,7 +25,8 @@ class Devices:
                 from accelerate import Accelerator
             except ImportError as error:
                 raise InputError("Several processes need accelerate: pip install 'infodis[train]'.") from error
-            self._accelerator = Accelerator(cpu=device_named(device).type == "cpu")  # accelerate does not look for itself
+            on_processor = device_named(device).type == "cpu"  # accelerate does not look for itself
+            self._accelerator = Accelerator(cpu=on_processor)
             self.device = self._accelerator.device
             self.rank, self.count = self._accelerator.process_index, self._accelerator.num_processes
             return

@@ -121,9 +121,3 @@ def _write(path: Path, rows: int) -> None:
         for number, (length, row) in enumerate(zip(lengths, letters, strict=True)):
             text = "".join(LETTERS[letter] for letter in row[:length])
             file.write(json.dumps({"id": f"row-{number}", "text": text}) + "\n")
-
-
-def memory_mebibytes(field: str = "VmRSS") -> float:
-    """Memory of this process as Linux counts it: VmRSS is held now, VmHWM was the most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024

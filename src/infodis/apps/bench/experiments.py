@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from infodis.apps.bench.memory import CLEAR, forget_peak, memory_mebibytes
 from infodis.apps.bench.peers import LladaSampler, PaperSampler
 from infodis.apps.bench.problems import Problem
 from infodis.auto import Auto
@@ -319,6 +320,8 @@ class Timing:
     seconds: float
     rate: float
     unit: str
+    peak_mebibytes: float | None = None
+    """The most memory beyond what was held before."""
 
 
 def overhead(*, sequences: int = 1000, rows: int = 128, length: int = 64) -> Iterator[Timing]:
@@ -350,11 +353,23 @@ def overhead(*, sequences: int = 1000, rows: int = 128, length: int = 64) -> Ite
 def _time_long(control: Control, target: int, *, rows: int, positions: int = 8192) -> Timing:
     """Planning, control and summing of targets of that length, as many positions in all."""
     items = [Item.read(torch.randint(4, (target,), generator=stream(n, "long"))) for n in range(positions // target)]
+    request = Request(Tiled(), control, rows)
+    estimate_items(Instant(), items[:1], request, seed=0)
+    before = _begin_peak()
     start = time.process_time()
-    estimate_items(Instant(), items, Request(Tiled(), control, rows), seed=0)
+    estimate_items(Instant(), items, request, seed=0)
     seconds = time.process_time() - start
+    peak = None if before is None else memory_mebibytes("VmHWM") - before
     work = f"nll, Tiled with {type(control).__name__}: {len(items)} sequences x {rows} rows x {target} positions"
-    return Timing(work, seconds, rows * positions / seconds, "positions/s")
+    return Timing(work, seconds, rows * positions / seconds, "positions/s", peak)
+
+
+def _begin_peak() -> float | None:
+    """The memory held before some work, whose peak is counted from now on; None where that cannot be counted."""
+    if not CLEAR.exists():
+        return None
+    forget_peak()
+    return memory_mebibytes()
 
 
 def _time_network(rows: int, *, length: int = 64) -> Iterator[Timing]:

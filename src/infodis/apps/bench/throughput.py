@@ -17,13 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infodis.apps.bench.engine import memory_mebibytes
+from infodis.apps.bench.memory import CLEAR, forget_peak, memory_mebibytes
 from infodis.apps.bench.peers import LladaSampler
+from infodis.apps.bench.texts import windows
 from infodis.design import numbers
 from infodis.errors import InputError
 from infodis.estimate import nll
+from infodis.item import Item
 from infodis.models.loading import load
 from infodis.models.model import Model
+from infodis.models.text_files import encode_file
 from infodis.result import Estimate, Measured
 from infodis.rng import seed_global, stream
 
@@ -53,19 +56,20 @@ class ThroughputResult:
     """Per text, to a standard error of half a nat."""
 
 
-def throughput(texts: int) -> Iterator[ThroughputResult]:
-    """Both ways, one after the other, on the same random BERT and the same random texts."""
+def throughput(texts: int, *, model: str | None = None, source: Path | None = None) -> Iterator[ThroughputResult]:
+    """Both ways, one after the other, on the same model and texts: windows of a file, or random ones under a BERT."""
+    if not CLEAR.exists():
+        raise InputError("This benchmark asks Linux for peaks of memory; run it there.")
     with tempfile.TemporaryDirectory() as place:
-        _build(Path(place))
+        if model is None:
+            _build(Path(place))
         for way in ("today", "infodis"):
             context = multiprocessing.get_context("spawn")
             with context.Pool(1) as pool:  # a fresh process, so that its peak of memory is its own
-                yield pool.apply(_measure, (way, place, texts))
+                yield pool.apply(_measure, (way, model or place, texts, source))
 
 
 def _build(directory: Path) -> None:
-    if not Path("/proc/self/clear_refs").exists():
-        raise InputError("This benchmark asks Linux for peaks of memory; run it there.")
     try:
         import transformers
     except ImportError as error:
@@ -78,21 +82,25 @@ def _build(directory: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": MASK}))
 
 
-def _texts(count: int) -> list[Tensor]:
-    """Random tokens, 20 to 120 of them."""
+def _texts(model: Model, count: int, source: Path | None) -> list[Item]:
+    """Windows of 16 + 48 tokens, spread over a file; or random tokens, 20 to 120 of them."""
+    if source is not None:
+        tokens = torch.from_numpy(encode_file(source, model.tokenizer)).long()
+        return windows(tokens, count=count, context=16, target=48)
     lengths = torch.randint(20, 121, (count,), generator=stream(0, "lengths")).tolist()
-    return [torch.randint(1000, 30522, (n,), generator=stream(0, "text", k)) for k, n in enumerate(lengths)]
+    drawn = [torch.randint(1000, 30522, (n,), generator=stream(0, "text", k)) for k, n in enumerate(lengths)]
+    return [Item.read(tokens) for tokens in drawn]
 
 
-def _measure(way: str, place: str, count: int) -> ThroughputResult:
-    texts = _texts(count)
-    model = load(place)
+def _measure(way: str, name: str, count: int, source: Path | None) -> ThroughputResult:
+    model = load(name)
+    texts = _texts(model, count, source)
     score = _Ours(model) if way == "infodis" else _Today(model)
-    model.log_conditionals(texts[0][None, :2])  # touches all weights
+    model.log_conditionals(texts[0].tokens[None, :2])  # touches all weights
     before = memory_mebibytes()
     score.run(texts[:1])
     score.inside = 0.0
-    _forget_peak()
+    forget_peak()
     begin = time.perf_counter()
     rows, errors = score.run(texts)
     seconds = time.perf_counter() - begin
@@ -110,10 +118,6 @@ def _measure(way: str, place: str, count: int) -> ThroughputResult:
     )
 
 
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
 class _Ours:
     def __init__(self, model: Model) -> None:
         self.model, self.inside = model, 0.0
@@ -127,46 +131,46 @@ class _Ours:
 
         object.__setattr__(model, "surprisals", timed)
 
-    def run(self, texts: list[Tensor]) -> tuple[int, list[float]]:
+    def run(self, texts: list[Item]) -> tuple[int, list[float]]:
         found = nll(self.model, texts, evaluations=DRAWS)
-        assert isinstance(found, list)
         return sum(e.evaluations for e in found), [e.standard_error for e in found]
 
-    def seconds_to(self, asked: float, texts: list[Tensor], speed: float, errors: list[float]) -> float:
+    def seconds_to(self, asked: float, texts: list[Item], speed: float, errors: list[float]) -> float:
         """By asking for it."""
         begin = time.perf_counter()
         found = nll(self.model, texts, standard_error=asked)
-        assert isinstance(found, list)
         assert all(isinstance(e, Estimate) and e.standard_error <= asked for e in found)
         return (time.perf_counter() - begin) / len(texts)
 
 
 class _Today:
     def __init__(self, model: Model) -> None:
-        self.network: Any = model.network.model
-        self.inside = 0.0
+        self.network, self.inside = model.network.train(False), 0.0
 
     @torch.no_grad()
-    def run(self, texts: list[Tensor]) -> tuple[int, list[float]]:
+    def run(self, texts: list[Item]) -> tuple[int, list[float]]:
         sampler = LladaSampler(COPIES)
         errors = []
         for number, text in enumerate(texts):
             generators = [stream(0, "today", number, batch) for batch in range(DRAWS // COPIES)]
-            layout = sampler.layout(len(text), DRAWS)
-            masked, weight = sampler.masks(*numbers(len(text), layout, generators))
+            length = text.target.numel()
+            layout = sampler.layout(length, DRAWS)
+            masked, weight = sampler.masks(*numbers(length, layout, generators))
             values = [self._batch(text, m, w) for m, w in zip(masked, weight, strict=True)]
             errors.append(Measured.mean(values).standard_error)
         return DRAWS * len(texts), errors
 
-    def _batch(self, text: Tensor, masked: Tensor, weight: Tensor) -> float:
-        rows = text.expand(COPIES, -1)
+    def _batch(self, text: Item, masked: Tensor, weight: Tensor) -> float:
+        rows = text.tokens.expand(COPIES, -1)
+        hidden = torch.zeros_like(rows, dtype=torch.bool)
+        hidden[:, text.target] = masked
         begin = time.perf_counter()
-        logits = self.network(torch.where(masked, MASK, rows)).logits
-        cost = torch.nn.functional.cross_entropy(logits[masked], rows[masked], reduction="none")
+        logits = self.network.logits(self.network.features(torch.where(hidden, self.network.mask_token, rows)))
+        cost = torch.nn.functional.cross_entropy(logits[hidden], rows[hidden], reduction="none")
         self.inside += time.perf_counter() - begin
         return float((cost * weight[masked]).sum())
 
-    def seconds_to(self, asked: float, texts: list[Tensor], speed: float, errors: list[float]) -> float:
+    def seconds_to(self, asked: float, texts: list[Item], speed: float, errors: list[float]) -> float:
         """By the batches that their variance calls for, at least two: one has no standard error."""
         batches = [max(2, math.ceil(DRAWS / COPIES * (error / asked) ** 2)) for error in errors]
         return statistics.mean(batches) * COPIES / speed
