@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import infodis
-from infodis import BlockLayout, Blocks, Enumerate, Neighbours, Orders, Tiled, TimeFree
+from infodis import BlockLayout, Blocks, Enumerate, Kernel, Neighbours, Orders, Tiled, TimeFree
 from infodis.auto import Auto
 from infodis.control import Evened, neighbour_maps, surroundings
 from infodis.design import Layout, key_count, numbers
@@ -171,7 +171,7 @@ def test_orders_are_evened_as_far_as_conditionals_disagree():
     assert (evened.control, plain.control) == (Evened(), None)
     few = Item.read(TEXT[:12])
     found = infodis.nll(TabulatedBlocks.of(Blockwise(NETWORK, BlockLayout(4)), few), few, evaluations=8)
-    assert (found.design.inner, found.control) == (Tiled(), Neighbours())
+    assert (found.design.inner, found.control) == (Tiled(), Kernel())
 
 
 def test_weights_of_the_whole_target_on_masks_of_blocks_are_caught():

@@ -92,7 +92,7 @@ def test_a_linear_surprisal_is_predicted_and_the_variance_goes():
     x = chain.sample(1, length=24, generator=stream(2, "x"))[0]
     plain, controlled = (
         torch.tensor(
-            [infodis.nll(chain, x, design=StratifiedCount(), control=c, seed=s).value for s in range(40)]
+            [infodis.nll(chain, x, design=StratifiedCount(), control=c, seed=s).value for s in range(80)]
         ).var()
         for c in (None, Neighbours(radius=2))
     )

@@ -179,6 +179,6 @@ def test_what_is_no_surrogate_is_refused():
 
 
 def test_without_one_of_its_own_a_predictor_gets_the_regression_alone(table):
-    ours, plain = estimates(table, Surrogate(), runs=2), estimates(table, infodis.Neighbours(), runs=2)
+    ours, plain = estimates(table, Surrogate(), runs=2), estimates(table, infodis.Kernel(), runs=2)
     assert [one.value for one in ours] == [one.value for one in plain]
-    assert ours[0].control == infodis.Neighbours()
+    assert ours[0].control == infodis.Kernel()

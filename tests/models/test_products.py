@@ -72,12 +72,29 @@ def test_new_weights_count_at_once():
         assert torch.allclose(layer(x), 2 * first, atol=1e-5)
 
 
-def test_gradients_are_torchs_own(calls):
-    layer, x = nn.Linear(8, 4), _numbers(3, 8).requires_grad_()
+@here
+def test_gradients_against_finite_differences_of_torch(calls):
+    """Of first and second order: both are what torch finds for its own products."""
+    x, weight, bias = _numbers(2, 3, 8), _numbers(4, 8, name="weight"), _numbers(4, name="bias")
+    found = []
+    for product in (linear, F.linear):
+        given = [part.clone().requires_grad_() for part in (x, weight, bias)]
+        slopes = torch.autograd.grad(product(*given).tanh().square().sum(), given, create_graph=True)
+        curves = torch.autograd.grad(sum(slope.square().sum() for slope in slopes), given)
+        found.append([*slopes, *curves])
+    assert len(calls) > 3
+    for mine, right in zip(*found, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+
+
+@here
+def test_a_value_is_the_same_with_and_without_gradients():
+    layer, x = nn.Linear(8, 4), _numbers(3, 8)
     with ByOneDNN():
-        layer(x).sum().backward()
-    assert not calls
-    assert torch.allclose(x.grad, layer.weight.sum(0).expand(3, -1), atol=1e-5)
+        beside = layer(x)
+        with torch.no_grad():
+            alone = layer(x)
+    assert torch.equal(beside, alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

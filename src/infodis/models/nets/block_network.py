@@ -197,7 +197,7 @@ class BlockNetwork(Network):
             if number < len(layers) or self.shifted or self.causal:
                 if past is not None:
                     key, value = _after(past[0], None, number, (key, value))
-                x = layer.feed(layer.mix(x, attention(query, key, value, seen)))
+                x = layer.feed(layer.mix(x, attention(query, key, value, seen, training=self.training)))
         keys, values = zip(*kept, strict=True)
         return CleanStates(keys, values, x if self.shifted or self.causal else None)
 
@@ -267,7 +267,7 @@ class BlockNetwork(Network):
             query, key, value = layer.project(x, rotated)
             if past is not None:
                 key, value = _after(*past, number, (key, value))
-            x = layer.mix(x, attention(query, key, value, seen))
+            x = layer.mix(x, attention(query, key, value, seen, training=self.training))
             x = layer.feed(x if number < len(layers) else _picked(x, at))
         return x
 

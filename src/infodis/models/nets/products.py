@@ -31,12 +31,31 @@ class ByOneDNN(TorchFunctionMode):
 def linear(
     input: Float[Tensor, "... inner"], weight: Float[Tensor, "outer inner"], bias: Float[Tensor, " outer"] | None = None
 ) -> Float[Tensor, "... outer"]:
-    """As `torch.nn.functional.linear`, which computes whatever oneDNN cannot: gradients, other devices and types."""
-    if onednn_is_faster() and _plain(input) and _plain(weight) and not torch.is_autocast_enabled("cpu"):
-        wanted = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-        if not wanted and (bias is None or _plain(bias)):
-            return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
-    return F.linear(input, weight, bias)
+    """As `torch.nn.functional.linear`, which computes whatever oneDNN does not: on other devices, of other types."""
+    plain = all(_plain(part) for part in (input, weight, bias) if part is not None)
+    if not (plain and onednn_is_faster()) or torch.is_autocast_enabled("cpu"):
+        return F.linear(input, weight, bias)
+    return _Linear.apply(input, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """Gradients are such products again, and have gradients themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (output,), (input, weight) = gradients, ctx.saved_tensors
+        to_input, to_weight, to_bias = ctx.needs_input_grad
+        rows = output.flatten(0, -2)
+        return (
+            linear(output, weight.t()) if to_input else None,
+            linear(rows.t(), input.flatten(0, -2).t()) if to_weight else None,
+            rows.sum(0) if to_bias else None,
+        )
 
 
 def _plain(part: Tensor) -> bool:

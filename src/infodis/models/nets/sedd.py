@@ -165,7 +165,7 @@ class ModulatedBlock(nn.Module):
         shift_attention, scale_attention, gate_attention, shift_mlp, scale_mlp, gate_mlp = parts
         qkv = self.attn_qkv(_modulate(self.norm1(x), shift_attention, scale_attention))
         seen = None if visible is None else visible[:, None, None, :]
-        found = attention(*project(qkv, self.heads, rotated), seen)
+        found = attention(*project(qkv, self.heads, rotated), seen, training=self.training)
         x = x + gate_attention * self.dropout(self.attn_out(found))
         return x + gate_mlp * self.dropout(self.mlp(_modulate(self.norm2(x), shift_mlp, scale_mlp)))
 

@@ -111,10 +111,12 @@ def attention(
     key: Float[Tensor, "rows key_heads keys head_width"],
     value: Float[Tensor, "rows key_heads keys head_width"],
     seen: Bool[Tensor, "#rows #heads #length keys"] | None,
+    *,
+    training: bool = False,
 ) -> Found:
     """What every query finds among the keys that it may see. Several query heads may share a head of keys."""
     shared = query.shape[1] != key.shape[1]
-    if _unfused_is_faster(query, key) and not shared:
+    if training and not shared and _unfused_is_faster(query, key):
         scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
         if seen is not None:
             scores = scores.masked_fill(~seen, -torch.inf)
@@ -125,16 +127,12 @@ def attention(
 
 
 def _unfused_is_faster(query: Heads, key: Float[Tensor, "rows key_heads keys head_width"]) -> bool:
-    """Training in bfloat16 on a processor: PyTorch's fused attention takes 3 to 6 times as long as plain products.
+    """In bfloat16 on a processor PyTorch's fused attention takes 3 to 6 times as long as plain products.
 
-    In inference it stays: it keeps scores in float32, and long rows never have all their scores in memory.
+    That is for training. In evaluation it stays: it keeps scores in float32, and long rows never have all their scores
+    in memory.
     """
-    return (
-        query.requires_grad
-        and query.device.type == "cpu"
-        and query.dtype == torch.bfloat16
-        and key.shape[-2] <= UNFUSED_KEYS
-    )
+    return query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.shape[-2] <= UNFUSED_KEYS
 
 
 def turn(x: Float[Tensor, "rows heads length width"], rotated: Rotation) -> Float[Tensor, "rows heads length width"]:
