@@ -83,10 +83,15 @@ def _build(directory: Path) -> None:
 
 
 def _texts(model: Model, count: int, source: Path | None) -> list[Item]:
-    """Windows of 16 + 48 tokens, spread over a file; or random tokens, 20 to 120 of them."""
-    if source is not None:
-        tokens = torch.from_numpy(encode_file(source, model.tokenizer)).long()
-        return windows(tokens, count=count, context=16, target=48)
+    """Windows of 16 + 48 tokens, spread over a file; or random ones."""
+    if source is None:
+        return random_texts(count)
+    tokens = torch.from_numpy(encode_file(source, model.tokenizer)).long()
+    return windows(tokens, count=count, context=16, target=48)
+
+
+def random_texts(count: int) -> list[Item]:
+    """Random tokens of a BERT, 20 to 120 of them."""
     lengths = torch.randint(20, 121, (count,), generator=stream(0, "lengths")).tolist()
     drawn = [torch.randint(1000, 30522, (n,), generator=stream(0, "text", k)) for k, n in enumerate(lengths)]
     return [Item.read(tokens) for tokens in drawn]
