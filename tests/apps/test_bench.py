@@ -41,6 +41,18 @@ def test_bench_texts_and_questions(tmp_path):
     assert all(one["llada"] > 0 and one["variance"] >= 0 for one in found)
 
 
+def test_bench_throughput_of_a_model_on_a_text(tmp_path):
+    (tmp_path / "text.txt").write_text("the castle was built on a hill above the valley and the river flows " * 4)
+    options = ["--model", "text8-tiny", "--texts", "2", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, ["bench", "throughput", str(tmp_path / "text.txt"), *options])
+    assert done.exit_code == 0, done.output
+    today, ours = (json.loads(line) for line in (tmp_path / "throughput.jsonl").read_text().splitlines())
+    assert (today["way"], ours["way"]) == ("today", "infodis")
+    assert today["rows"] == 256 >= ours["rows"] > 200
+    assert ours["standard_error"] < today["standard_error"]
+    assert CliRunner().invoke(app, ["bench", "throughput", "--model", "text8-tiny"]).exit_code == 2
+
+
 def test_variance_figure(tmp_path):
     found = list(variance([chain_problem(0.5, count=1, target=6)], rows=64, runs=3))
     save_picture(variance_figure(found), tmp_path / "variance.svg")

@@ -4,16 +4,20 @@ The negative control is the pilot of an earlier version, which looked at three n
 """
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
+import infodis
 from infodis.apps.bench.experiments import measure
 from infodis.apps.bench.problems import Problem, chain_problem, random_problem
 from infodis.auto import Auto
 from infodis.design import MaskDesign, Orders, Tiled
 from infodis.estimate import Request
+from infodis.oracle import Independent
 from infodis.rng import stream
+from infodis.testing import Perturbed
 
 RUNS, ROWS = 300, 64
 LIMIT = 2.5
@@ -91,3 +95,41 @@ def test_pilots_are_small_and_there_is_none_without_a_choice():
     assert Auto().pilot(6, 128).shape[0] == 0  # everything can be enumerated
     assert Auto().pilot(12, 32).shape[0] == 4  # few rows, a small star
     assert Auto().pilot(12, 64).shape[0] == 8
+
+
+def pilot_of(length: int, rows: int, change: float, disagreement: float = 0.0) -> torch.Tensor:
+    """What a pilot sees where every revealed token changes every other one by `change`, up to a difference."""
+    masked = Auto().pilot(length, rows)
+    stars = masked.unflatten(0, (-1, 8))
+    surprisal = torch.zeros(stars.shape, dtype=torch.float64)
+    side = torch.arange(length) % 2  # tokens at odd places change more: the two changes of a pair differ
+    surprisal[:, 1:] = -(change + disagreement * side)
+    return surprisal.flatten(0, 1) * masked
+
+
+def test_requests_take_what_is_cheaper():
+    """Four orders of 60 tokens are 236 rows; `Tiled` is expected to need 185 for 0.5 nats, and 2,200 for 0.1."""
+    rows = 219
+    chosen, left = Auto().choose_design(60, rows, pilot_of(60, rows, change=0.8), precision=0.5)
+    assert (chosen, left) == (Tiled(), rows - len(Auto().pilot(60, rows)))
+    assert Auto().choose_design(60, 1024, pilot_of(60, 1024, change=0.8), precision=0.1)[0] == Orders()
+    assert Auto().choose_design(12, 100, pilot_of(12, 100, change=0.8), precision=0.5)[0] == Orders()  # 44 rows
+    noisy = pilot_of(60, 1024, change=0.8, disagreement=1.0)
+    assert Auto().choose_design(60, 1024, noisy, precision=0.1)[0] == Tiled()
+
+
+@pytest.mark.parametrize(("change", "rows"), [(0.8, 219), (0.35, 109), (0.01, 72), (0.0, 72), (float("inf"), 219)])
+def test_first_stages_are_smaller_where_little_changes(change, rows):
+    """By the square root of what is needed; never below the smallest, and as they were if the pilot says nothing."""
+    spent = len(Auto().pilot(60, 219))
+    chosen, left = Auto().choose_design(60, 219, pilot_of(60, 219, change=change), precision=0.5)
+    assert chosen == Tiled()
+    assert left + spent == pytest.approx(rows, abs=1)
+
+
+def test_requests_on_a_network_that_hardly_looks_at_masks_are_cheap():
+    chain = Perturbed(Independent(torch.full((5,), 0.2)), scale=0.001)
+    tokens = torch.arange(60) % 5
+    found = infodis.nll(chain, tokens, standard_error=0.5)
+    assert found.evaluations <= 72
+    assert abs(found.value - 60 * math.log(5)) < 5 * found.standard_error + 0.01

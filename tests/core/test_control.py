@@ -183,3 +183,17 @@ def test_controls_unbiased_and_harmless_against_enumeration(noise, rows):
         for outcome in controlled:
             assert abs(outcome.bias_z) < 4
             assert outcome.mean_squared_error < 1.05 * plain.mean_squared_error
+
+
+def test_a_kernel_needs_rows():
+    """With fewer it is `Neighbours`. On the way to a standard error the first stage decides, whatever follows."""
+    kernel, simple = Kernel(intercept_prior=2.0), Neighbours(intercept_prior=2.0)
+    assert (kernel.for_rows(48), kernel.for_rows(47)) == (kernel, simple)
+    chain, tokens = MarkovChain.random(order=2, vocab_size=3, seed=3), [0, 1, 2, 0, 1, 1] * 4
+    network = Perturbed(chain, scale=0.5)
+
+    def value(control, evaluations):
+        return infodis.nll(network, tokens, design=Tiled(), control=control, evaluations=evaluations).value
+
+    assert value(kernel, 40) == value(simple, 40)
+    assert value(kernel, 64) != value(simple, 64)

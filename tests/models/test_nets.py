@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from infodis.errors import InputError
 from infodis.models import checkpoint
 from infodis.models.nets import RADD, SEDD, SIZES, NetworkShape, initialise
+from infodis.models.nets.transformer import attention
 from infodis.predictor import Predictor, check_log_conditionals, gather_surprisal
 from infodis.rng import stream
 
@@ -190,3 +191,17 @@ def test_bad_checkpoints_are_told(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(wrong))
     with pytest.raises(InputError, match="network is one of radd, sedd; got 'gpt'"):
         checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_in_training_against_fused(masked):
+    """Plain products in bfloat16 are what PyTorch's fused attention computes, to the rounding of scores."""
+    drawn = [torch.randn(2, 3, 9, 16, generator=stream(0, "attention", n)) for n in range(3)]
+    parts = [part.bfloat16() for part in drawn]
+    seen = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril() if masked else None
+    exact = attention(*drawn, seen)
+    plain, fused = (attention(*parts, seen, training=training).float() for training in (True, False))
+    assert plain.shape == exact.shape
+    assert not torch.equal(plain, fused)  # it is another computation
+    assert (plain - exact).abs().max() < 3 * (fused - exact).abs().max() + 0.01
+    assert torch.equal(attention(*drawn, seen, training=True), exact)  # other types stay with the fused one

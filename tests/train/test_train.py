@@ -25,6 +25,7 @@ from infodis.rng import stream
 from infodis.train import TrainingError
 from infodis.train import losses as loss
 from infodis.train.config import Config, DataConfig, ModelConfig, OptimConfig
+from infodis.train.devices import Devices
 from infodis.train.loop import LOCK, _check_shares
 from infodis.train.optimizers import make_optimizers
 
@@ -394,3 +395,23 @@ def test_export_stores_fewer_bytes(tmp_path):
         checkpoint_size := (tmp_path / "run" / "step-00000003" / "model.safetensors").stat().st_size
     ), checkpoint_size
     assert checkpoint.read_spec(tmp_path / "half").about["steps"] == 3
+
+
+@pytest.mark.parametrize(("device", "on_processor"), [("auto", True), ("cpu", True)])
+def test_processes_without_a_gpu_share_the_processor(monkeypatch, device, on_processor):
+    """accelerate has to be told: else each process takes itself for the only one."""
+    accelerate = pytest.importorskip("accelerate")
+    asked = []
+
+    class Told:
+        device, process_index, num_processes = torch.device("cpu"), 1, 2
+
+        def __init__(self, *, cpu):
+            asked.append(cpu)
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(accelerate, "Accelerator", Told)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert not Devices(device).first
+    assert asked == [on_processor]
