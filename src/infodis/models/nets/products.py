@@ -74,7 +74,7 @@ def onednn_is_faster() -> bool:
     """With AVX-512; without it both libraries run at the same speed."""
     return (
         torch.backends.mkldnn.is_available()
-        and torch.backends.mkldnn.enabled
+        and bool(torch.backends.mkldnn.enabled)
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
