@@ -109,3 +109,14 @@ def test_autocast_is_honoured(calls):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), ByOneDNN():
         assert layer(_numbers(3, 8)).dtype == torch.bfloat16
     assert not calls
+
+
+@here
+def test_what_is_compiled_stays_as_it_is(calls):
+    """A user's compiled module runs within the mode; what stands in for the compiler here is a graph of its own."""
+    layer, x = nn.Linear(8, 4), _numbers(3, 8)
+    compiled = torch.compile(layer, backend="eager")
+    with torch.no_grad(), ByOneDNN():
+        found = compiled(x)
+    assert not calls
+    assert torch.allclose(found, layer(x), atol=1e-5)
