@@ -25,19 +25,16 @@ class ByOneDNN(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (linear if function is F.linear else function)(*args, **(kwargs or {}))
+        redirected = function is F.linear and not torch.compiler.is_compiling()  # a compiler chooses for itself
+        return (linear if redirected else function)(*args, **(kwargs or {}))
 
 
 def linear(
     input: Float[Tensor, "... inner"], weight: Float[Tensor, "outer inner"], bias: Float[Tensor, " outer"] | None = None
 ) -> Float[Tensor, "... outer"]:
-    """As `torch.nn.functional.linear`, which computes whatever oneDNN does not: on other devices, of other types.
-
-    What is being compiled stays as it is, too: the compiler chooses for itself.
-    """
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or not onednn_is_faster():
-        return F.linear(input, weight, bias)
-    if not all(_plain(part) for part in (input, weight, bias) if part is not None):
+    """As `torch.nn.functional.linear`, which computes whatever oneDNN does not: on other devices, of other types."""
+    plain = all(_plain(part) for part in (input, weight, bias) if part is not None)
+    if not (plain and onednn_is_faster()) or torch.is_autocast_enabled("cpu"):
         return F.linear(input, weight, bias)
     return _Linear.apply(input, weight, bias)
 
