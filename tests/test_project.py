@@ -79,9 +79,10 @@ LAYERS = {
     ],
     "apps": [{"report", "bench", "lm_eval"}, {"audit"}, {"reproduce"}],
     "apps/bench": [
-        {"engine", "peers", "problems"},
-        {"experiments", "gradient", "moments", "throughput"},
+        {"memory", "peers", "problems"},
+        {"engine", "experiments", "gradient", "moments"},
         {"figure", "texts"},
+        {"throughput"},
     ],
     "apps/lm_eval": [{"arguments", "distributed", "requests"}, {"monte_carlo", "scorer"}, {"generation"}, {"harness"}],
     "apps/reproduce": [
@@ -142,7 +143,13 @@ LAYERS = {
         {"block_checks", "noise_checks"},
         {"checks"},
     ],
-    "models/nets": [{"network", "transformer"}, {"block_network", "experts"}, {"llama", "radd", "sedd"}, {"mean"}],
+    "models/nets": [
+        {"products"},
+        {"network", "transformer"},
+        {"block_network", "experts"},
+        {"llama", "radd", "sedd"},
+        {"mean"},
+    ],
 }
 """Rooms from the ground up, and those inside of packages: a file imports only what lies below its own."""
 

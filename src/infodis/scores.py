@@ -52,7 +52,7 @@ class Score:
 
     >>> one = score("text8-tiny", "the capital of france")[0]
     >>> round(one.value), one.standard_error < 1, one.tokens, abs(sum(one.per_token) - one.value) < 1e-9
-    (35, True, 21, True)
+    (29, True, 21, True)
     """
 
     estimate: Estimate
@@ -336,7 +336,7 @@ def score(
     >>> float(alone) > float(prompted)
     True
     >>> score("text8-tiny", "paris", quantity="pll")
-    Scores(1 text under text8-tiny: 3.92 ± 0 bits per token, 5 forward passes)
+    Scores(1 text under text8-tiny: 2.83 ± 0 bits per token, 5 forward passes)
     """
     asked = as_quantity(quantity)
     request = Request(design, control, evaluations, standard_error, batch_size, relative=relative)

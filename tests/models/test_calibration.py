@@ -118,7 +118,7 @@ def test_the_command_stores_it_and_scores_take_it(model: Path, tmp_path: Path):
     (tmp_path / "corpus.txt").write_text(text * 40)
     without = infodis.nll(infodis.load(model), "the dog sat on the long road", design=Tiled(), evaluations=16)
     settings = ModelSpec(str(model), ModelOptions(device="cpu")).settings()
-    assert without.control == infodis.Neighbours()
+    assert without.control == infodis.Kernel()
     assert settings["surrogate"] is None
     invoke("calibrate", model, tmp_path / "corpus.txt", "--texts", 8, "--device", "cpu")
     loaded = infodis.load(model)

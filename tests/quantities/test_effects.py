@@ -58,12 +58,12 @@ def test_marginals_and_pll_against_loop(kind, tmp_path):
     found = EffectRequest(METHODS[:4]).measure(model, item(WILD), [item(row) for row in MUTANTS])
     for mutant, effect in zip(MUTANTS[:3], found.found, strict=False):
         marginals, _ = by_loop(network, WILD, mutant)
-        assert {name: effect.scores[name] for name in marginals} == pytest.approx(marginals, abs=1e-5)
+        assert {name: effect.scores[name] for name in marginals} == pytest.approx(marginals, abs=1e-4)
     assert found.found[3].scores == dict.fromkeys(METHODS[:4])  # lengths differ
     assert (found.found[3].mutations, found.found[1].mutations) == (None, 2)
     without_mask = [by_pll(network, row) for row in MUTANTS[:3]]
     ratios = [one - without_mask[2] for one in without_mask]
-    assert [one.scores["pll_ratio"] for one in found.found[:3]] == pytest.approx(ratios, abs=1e-5)
+    assert [one.scores["pll_ratio"] for one in found.found[:3]] == pytest.approx(ratios, abs=1e-4)
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def test_marginals_of_a_trained_model_against_loop():
     (effect,) = EffectRequest(METHODS[:4]).measure(model, item(wild), [item(mutant)]).found
     marginals, _ = by_loop(network, wild, mutant, mask=model.mask_token)
     marginals["pll_ratio"] = by_pll(network, mutant, mask=14) - by_pll(network, wild, mask=14)
-    assert effect.scores == pytest.approx(marginals, abs=1e-5)
+    assert effect.scores == pytest.approx(marginals, abs=1e-4)
 
 
 def test_log_ratios_of_double_mutants_against_exact():

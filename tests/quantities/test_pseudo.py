@@ -42,10 +42,10 @@ def test_pll_against_loop(tiny):
     items = [Item.read(tokens, context=[0, 8]), Item.read(tokens[:5], target=[1, 2, 3], context=[0])]
     whole, part = infodis.score(model, items, quantity="pll")
     alone = [by_loop(network, tokens, [place], place) for place in range(1, 8)]
-    assert whole.per_token == pytest.approx(alone, abs=1e-5)
-    assert whole.value == pytest.approx(sum(alone), abs=1e-5)
+    assert whole.per_token == pytest.approx(alone, abs=1e-4)
+    assert whole.value == pytest.approx(sum(alone), abs=1e-4)
     rest = [by_loop(network, tokens[:5], [place, 4], place) for place in (1, 2, 3)]  # what is in neither set is hidden
-    assert part.value == pytest.approx(sum(rest), abs=1e-5)
+    assert part.value == pytest.approx(sum(rest), abs=1e-4)
     assert (whole.quantity, whole.evaluations, whole.standard_error) == ("pll", 7, 0.0)
     assert whole.perplexity == pytest.approx(math.exp(sum(alone) / 7))
 
@@ -56,7 +56,7 @@ def test_within_words_against_loop(tiny):
     item = Item(tokens, torch.arange(1, 6), torch.tensor([0, 6]), words)
     found = infodis.score(model, [item], quantity="pll_within_words")[0]
     hidden = {1: [1, 2, 3], 2: [2, 3], 3: [3], 4: [4], 5: [5]}
-    assert found.per_token == pytest.approx([by_loop(network, tokens, hidden[n], n) for n in range(1, 6)], abs=1e-5)
+    assert found.per_token == pytest.approx([by_loop(network, tokens, hidden[n], n) for n in range(1, 6)], abs=1e-4)
 
 
 @pytest.mark.skipif(not REACTIONS.is_dir(), reason="the weights are not here")
@@ -66,13 +66,13 @@ def test_pll_of_a_trained_model_against_loop():
     tokens = torch.tensor([12, 16, 15, 16, 21, 17, 30, 16, 13])
     found = infodis.score(model, [Item.read(tokens, context=[0, 8])], quantity="pll")[0]
     alone = [by_loop(network, tokens, [place], place, mask=model.mask_token) for place in range(1, 8)]
-    assert found.per_token == pytest.approx(alone, rel=1e-5, abs=1e-5)
+    assert found.per_token == pytest.approx(alone, rel=1e-5, abs=1e-4)
     words = torch.tensor([0, 0, 0, 1, 1, 2, 2])
     pieces = Item(tokens, torch.arange(1, 8), torch.tensor([0, 8]), words)
     found = infodis.score(model, [pieces], quantity="pll_within_words")[0]
     hidden = {1: [1, 2, 3], 2: [2, 3], 3: [3], 4: [4, 5], 5: [5], 6: [6, 7], 7: [7]}
     alone = [by_loop(network, tokens, hidden[place], place, mask=model.mask_token) for place in range(1, 8)]
-    assert found.per_token == pytest.approx(alone, rel=1e-5, abs=1e-5)
+    assert found.per_token == pytest.approx(alone, rel=1e-5, abs=1e-4)
 
 
 def test_pll_is_no_likelihood_where_tokens_give_each_other_away_against_exact():

@@ -37,7 +37,7 @@ from typing_extensions import Unpack
 
 from infodis.auto import Auto, Blocks, in_blocks
 from infodis.blocks import blocks_of
-from infodis.control import Control, Surrogate
+from infodis.control import Control, Neighbours, Surrogate
 from infodis.design import Keys, Layout, Levels, MaskDesign, PowerCount, StratifiedCount, Tiled, key_count, numbers
 from infodis.errors import InputError
 from infodis.estimate import Request
@@ -82,7 +82,7 @@ class Race:
     design: MaskDesign = PowerCount()
     rows: int = 1
     """Of a replicate, where the design leaves that open."""
-    control: Control | None = Surrogate()
+    control: Control | None = Surrogate(residual=Neighbours())
     chance: float = 0.3
     """A race ends undecided when the chance to decide it within the budget falls below this; 0 spends it all."""
 
