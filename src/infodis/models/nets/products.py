@@ -19,6 +19,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
+ROUND_ROWS = 32
+"""Products have multiples of so many rows: oneDNN makes a program for every shape that it meets, and keeps it."""
+
+
 class ByOneDNN(TorchFunctionMode):
     """Within this, `linear` stands in for `torch.nn.functional.linear`."""
 
@@ -45,7 +49,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(input, weight)
-        return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+        rows = input.reshape(-1, input.shape[-1])
+        lacking = -len(rows) % ROUND_ROWS
+        padded = F.pad(rows, (0, 0, 0, lacking)) if lacking else rows
+        found = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
+        return found[: len(rows)].view(*input.shape[:-1], len(weight))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
