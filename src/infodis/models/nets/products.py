@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-
 ROUND_ROWS = 32
 """Products have multiples of so many rows: oneDNN makes a program for every shape that it meets, and keeps it."""
 
